@@ -1,0 +1,1 @@
+"""What every stage shares and no stage owns: errors, text normalisation, whole-file writes, progress."""

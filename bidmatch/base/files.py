@@ -1,0 +1,91 @@
+"""Files and folders that appear whole or not at all, and their fingerprints."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bidmatch.base.errors import BidmatchError
+
+PARTIAL_SUFFIX = ".partial"
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file, read in 1 MiB blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def fsync_path(path: Path) -> None:
+    """Force a file's bytes, or a folder's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _partial_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{PARTIAL_SUFFIX}")
+
+
+def remove_partials(path: Path) -> None:
+    """Delete what killed writers of `path` left behind. Call only where no other writer can be running."""
+    for left in path.parent.glob(f".{path.name}.*{PARTIAL_SUFFIX}"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields a temporary path beside `path`; on success it is fsynced and renamed over `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = _partial_name(path)
+    try:
+        yield partial
+        fsync_path(partial)
+        partial.replace(path)
+        fsync_path(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yields a temporary folder beside `path`; on success all of it is fsynced and renamed to `path`.
+
+    With `overwrite`, an existing folder is moved aside first and deleted after the new one is in place.
+
+    Raises:
+        BidmatchError: `path` exists and `overwrite` is false.
+    """
+    if path.exists() and not overwrite:
+        raise BidmatchError(f"{path} already exists", hint="Name another folder, or pass --overwrite.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = _partial_name(path)
+    partial.mkdir()
+    try:
+        yield partial
+        for entry in sorted(partial.rglob("*")):
+            fsync_path(entry)
+        fsync_path(partial)
+        if path.exists():
+            aside = _partial_name(path)
+            path.rename(aside)
+            partial.rename(path)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            partial.rename(path)
+        fsync_path(path.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,89 @@
+"""The `bidmatch` command. A subcommand's module, and so its stage, is imported only when it runs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from bidmatch import __version__
+from bidmatch.base.console import say
+from bidmatch.base.errors import BidmatchError, MissingDependencyError
+
+COMMANDS = {
+    "data": "Read a click log or ads report and say what is in it (the dry run).",
+    "train": "Train the dual encoder and the classifier table on a click log.",
+    "export": "Turn a training run into a bundle: ONNX encoder and HNSW index.",
+    "inspect": "Print what is in a bundle.",
+    "eval": "Measure P@k, PSP@k and recall@k of a bundle or a run.",
+    "serve": "Answer POST /match from a bundle.",
+    "score": "Match a whole query log offline.",
+    "simulate": "Write a simulated ads click log of any size.",
+    "demo": "The whole chain on a simulated log, in minutes.",
+}
+
+TRAIN_PACKAGES = {"torch", "transformers", "sklearn", "onnx", "onnxscript", "jinja2", "safetensors"}
+
+
+class LazyGroup(click.Group):
+    """Imports `bidmatch.commands.<name>` when its command is run or its help is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Names in the order of use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command object, importing its module."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"bidmatch.commands.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done; 1 failed; 2 wrong option or setting; 3 input data; 4 damaged bundle or "
+    "checkpoint; 5 a package is missing; 130 interrupted.",
+)
+@click.version_option(__version__, prog_name="bidmatch")
+def bidmatch() -> None:
+    """Search queries to advertisers' bid phrases: train, export, serve, score."""
+
+
+def main() -> None:
+    """Run the command line; errors a person can act on become a message and an exit code."""
+    try:
+        try:
+            bidmatch.main(standalone_mode=False)
+        except ModuleNotFoundError as missing:
+            if (missing.name or "").partition(".")[0] not in TRAIN_PACKAGES:
+                raise
+            raise MissingDependencyError(
+                f"this command needs the package {missing.name}, which is not installed",
+                hint="Install the training extra: pip install 'bidmatch[train]'",
+            ) from missing
+    except click.exceptions.Abort:
+        say("interrupted")
+        sys.exit(130)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as wrong:
+        wrong.show()
+        sys.exit(wrong.exit_code)
+    except BidmatchError as error:
+        say(f"error: {error}")
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Checkpoint to bundle: ONNX graph, quantisation, HNSW build."""

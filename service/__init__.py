@@ -1,0 +1,1 @@
+"""Bundle to answers: HTTP serving and offline scoring."""

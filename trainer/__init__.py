@@ -1,0 +1,1 @@
+"""Click log to checkpoint: readers, encoder, heads, classifier table, batching, losses, metrics."""

@@ -1,0 +1,1 @@
+"""Dataset readers: what users have on disk becomes one Dataset."""
