@@ -1,0 +1,246 @@
+"""Everything that decides a training run, typed, with its defaults; printed in full with every run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bidmatch.base.errors import ConfigError
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BagEncoderConfig(_Strict):
+    """The papers' frugal encoder: mean of word-piece vectors, then ASTEC's residual block.
+
+    Attributes:
+        pretrained: where vocabulary and first word vectors come from: `minilm-l6` (packaged), or the name
+            or path of a Hugging Face encoder.
+        dropout: on the mean vector, in training.
+        word_dropout: probability that a word piece is left out of a text, in training.
+    """
+
+    kind: Literal["bag"] = "bag"
+    pretrained: str = "minilm-l6"
+    dropout: float = Field(0.0, ge=0, lt=1)
+    word_dropout: float = Field(0.0, ge=0, lt=1)
+
+
+class TransformerEncoderConfig(_Strict):
+    """A Hugging Face encoder.
+
+    Attributes:
+        pretrained: `minilm-l6` (packaged), or any encoder's name or path.
+        pooling: `mean` over the tokens, or the `cls` token.
+        frozen_layers: this many lower layers (and the embeddings) stay as they are and their activations
+            are computed once and cached, so that only what lies above them trains; 0 trains everything.
+    """
+
+    kind: Literal["transformer"] = "transformer"
+    pretrained: str = "minilm-l6"
+    pooling: Literal["mean", "cls"] = "mean"
+    frozen_layers: int = Field(0, ge=0)
+
+
+EncoderConfig = Annotated[BagEncoderConfig | TransformerEncoderConfig, Field(discriminator="kind")]
+
+
+class LossConfig(_Strict):
+    """The four terms of Algorithm 1, L = λ·L_D + (1-λ)·L_C, each head's loss symmetric.
+
+    Attributes:
+        dual_encoder: loss of the Φ_D scores.
+        classifier: loss of the Φ_C scores against Ψ.
+        auxiliary_bce: weight of an added binary loss on the classifier's scores; 0 for none.
+        weight: λ, the dual encoder's share.
+        dual_encoder_q2l: λ_D, the share of query-to-label in L_D.
+        classifier_q2l: λ_C, likewise in L_C.
+        temperature: divides the Φ_D cosines.
+        classifier_temperature: divides the Φ_C scores.
+        normalise_classifier: score the classifier by cosine in training. The papers do not; at small
+            widths it is better.
+    """
+
+    dual_encoder: Literal["supcon", "decoupled"] = "supcon"
+    classifier: Literal["supcon", "decoupled"] = "supcon"
+    auxiliary_bce: float = Field(0.0, ge=0)
+    weight: float = Field(0.5, ge=0, le=1)
+    dual_encoder_q2l: float = Field(0.5, ge=0, le=1)
+    classifier_q2l: float = Field(0.5, ge=0, le=1)
+    temperature: float = Field(0.05, gt=0)
+    classifier_temperature: float = Field(0.05, gt=0)
+    normalise_classifier: bool = True
+
+
+class BatchConfig(_Strict):
+    """How batches and their label pools are made.
+
+    Attributes:
+        queries: queries a batch, |Q_B|.
+        cluster_size: queries a cluster of the balanced hierarchical 2-means; a batch joins clusters drawn
+            at random. Equal to `queries`: the papers' clustered batches. 1: random batches.
+        positives: β, positives sampled a query.
+        hard_negatives: η, hard negatives sampled a query; 0 for none.
+        refresh: τ, epochs between refreshes of clusters and hard negatives; |H_i| = η·τ.
+    """
+
+    queries: int = Field(256, ge=2)
+    cluster_size: int = Field(256, ge=1)
+    positives: int = Field(3, ge=1)
+    hard_negatives: int = Field(3, ge=0)
+    refresh: int = Field(5, ge=1)
+
+
+class OptimiserConfig(_Strict):
+    """Three learning rates under one warm-up and cosine schedule.
+
+    Attributes:
+        encoder_lr: of Φ.
+        heads_lr: of g1 and g2.
+        table_lr: of Ψ.
+        warmup: share of all steps spent warming up.
+        weight_decay: decoupled weight decay on the dense matrices.
+        max_grad_norm: clip of the dense gradients' norm; 0 for none.
+    """
+
+    encoder_lr: float = Field(1e-4, ge=0)
+    heads_lr: float = Field(2e-4, ge=0)
+    table_lr: float = Field(1e-3, ge=0)
+    warmup: float = Field(0.05, ge=0, lt=1)
+    weight_decay: float = Field(0.01, ge=0)
+    max_grad_norm: float = Field(1.0, ge=0)
+
+
+class TrainConfig(_Strict):
+    """A whole training run.
+
+    Attributes:
+        encoder: Φ.
+        dim: width of the served vector; half is Φ_D, half Φ_C.
+        max_tokens: texts are cut to this many tokens.
+        head_dropout: dropout behind g1 and g2.
+        table_from_text: start Ψ_l at g2(Φ(z_l)) instead of noise.
+        epochs: passes over the training queries.
+        loss: see LossConfig.
+        batch: see BatchConfig.
+        optimiser: see OptimiserConfig.
+        validation_share: share of the training queries kept out of training for the curves and for
+            export's choices (at most `validation_max`).
+        validation_max: see `validation_share`.
+        seed: of everything random.
+        device: `auto` (the first GPU, else the CPU), `cpu` or `cuda`.
+        precision: `auto` (bf16 where the hardware has it), `fp32` or `bf16`.
+        threads: CPU threads; 0 for all cores. Results are reproducible for equal thread counts.
+        checkpoint_steps: steps between checkpoints within an epoch; each epoch ends with one anyway.
+        keep_checkpoints: how many of the last checkpoints are kept.
+        propensity_a: A of the propensity model, for PSP@k.
+        propensity_b: B of the propensity model.
+    """
+
+    encoder: EncoderConfig = BagEncoderConfig()
+    dim: int = Field(64, ge=2, le=4096)
+    max_tokens: int = Field(32, ge=1, le=512)
+    head_dropout: float = Field(0.1, ge=0, lt=1)
+    table_from_text: bool = True
+    epochs: int = Field(20, ge=1)
+    loss: LossConfig = LossConfig()
+    batch: BatchConfig = BatchConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+    validation_share: float = Field(0.05, ge=0, lt=1)
+    validation_max: int = Field(2000, ge=0)
+    seed: int = Field(0, ge=0)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    threads: int = Field(0, ge=0)
+    checkpoint_steps: int = Field(2000, ge=1)
+    keep_checkpoints: int = Field(2, ge=1)
+    propensity_a: float = 0.55
+    propensity_b: float = 1.5
+
+    @model_validator(mode="after")
+    def _dim_has_two_halves(self) -> TrainConfig:
+        if self.dim % 2:
+            raise ValueError(f"dim is {self.dim}; it must be even: half is Φ_D, half Φ_C")
+        return self
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that ship."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in over.items():
+        if isinstance(value, dict) and isinstance(merged.get(name), dict):
+            merged[name] = _merge(merged[name], value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _nested(assignment: str) -> dict[str, Any]:
+    name, equals, text = assignment.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"--set {assignment}: expected key=value, such as --set dim=512")
+    try:
+        value: Any = yaml.safe_load(text)
+    except yaml.YAMLError as wrong:
+        raise ConfigError(f"--set {assignment}: the value is no YAML scalar or list") from wrong
+    if isinstance(value, str):
+        # YAML 1.1 reads 1e-4 (no dot) as a string.
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    for part in reversed(name.strip().split(".")):
+        value = {part: value}
+    nested: dict[str, Any] = value
+    return nested
+
+
+def make_config(preset: str, assignments: list[str]) -> TrainConfig:
+    """A preset (a shipped name, or the path of a YAML file) with `key=value` changes on top.
+
+    Nested fields are written with dots: `loss.temperature=0.07`.
+
+    Raises:
+        ConfigError: unknown preset or field, or a value that does not fit; names the field.
+    """
+    path = Path(preset) if preset.endswith((".yaml", ".yml")) else PRESETS / f"{preset}.yaml"
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no preset {preset!r}", hint=f"Shipped presets: {', '.join(preset_names())}; or a .yaml file."
+        )
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as wrong:
+        raise ConfigError(f"{path}: no valid YAML: {wrong}") from wrong
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of fields to values")
+    for assignment in assignments:
+        values = _merge(values, _nested(assignment))
+    return validate_config(values, source=str(preset))
+
+
+def validate_config(values: dict[str, Any], source: str) -> TrainConfig:
+    """A TrainConfig from plain values.
+
+    Raises:
+        ConfigError: names each wrong field and why.
+    """
+    try:
+        return TrainConfig.model_validate(values)
+    except ValidationError as wrong:
+        lines = []
+        for problem in wrong.errors():
+            field = ".".join(str(part) for part in problem["loc"] if part not in ("bag", "transformer"))
+            lines.append(f"{field or 'configuration'}: {problem['msg']}")
+        raise ConfigError(f"configuration ({source}): " + "; ".join(lines)) from wrong

@@ -1,0 +1,1 @@
+"""Encoders Φ: token ids to one vector a text."""
