@@ -89,6 +89,7 @@ class BatchConfig(_Strict):
         positives: β, positives sampled a query.
         hard_negatives: η, hard negatives sampled a query; 0 for none.
         refresh: τ, epochs between refreshes of clusters and hard negatives; |H_i| = η·τ.
+        exact_mining_up_to: largest number of labels whose hard negatives are mined exactly; beyond, by HNSW.
     """
 
     queries: int = Field(256, ge=2)
@@ -96,6 +97,7 @@ class BatchConfig(_Strict):
     positives: int = Field(3, ge=1)
     hard_negatives: int = Field(3, ge=0)
     refresh: int = Field(5, ge=1)
+    exact_mining_up_to: int = Field(200_000, ge=0)
 
 
 class OptimiserConfig(_Strict):
@@ -138,7 +140,7 @@ class TrainConfig(_Strict):
         device: `auto` (the first GPU, else the CPU), `cpu` or `cuda`.
         precision: `auto` (bf16 where the hardware has it), `fp32` or `bf16`.
         threads: CPU threads; 0 for all cores. Results are reproducible for equal thread counts.
-        checkpoint_steps: steps between checkpoints within an epoch; each epoch ends with one anyway.
+        checkpoint_seconds: time between checkpoints; the last step makes one anyway.
         keep_checkpoints: how many of the last checkpoints are kept.
         propensity_a: A of the propensity model, for PSP@k.
         propensity_b: B of the propensity model.
@@ -159,7 +161,7 @@ class TrainConfig(_Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     threads: int = Field(0, ge=0)
-    checkpoint_steps: int = Field(2000, ge=1)
+    checkpoint_seconds: float = Field(60.0, ge=0)
     keep_checkpoints: int = Field(2, ge=1)
     propensity_a: float = 0.55
     propensity_b: float = 1.5

@@ -1,0 +1,303 @@
+"""Checkpoints and run folders: safetensors, YAML and the tokenizer, whole or not there, no pickle."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import scipy.sparse as sp
+import torch
+import yaml
+from pydantic import BaseModel, ValidationError
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import nn
+
+from bidmatch.base.errors import ConfigError, DamagedError
+from bidmatch.base.files import atomic_dir, atomic_file, remove_partials, sha256_file
+from trainer.config import TrainConfig, validate_config
+from trainer.data.dataset import Interactions
+from trainer.model import DualHeadModel, empty_model
+from trainer.plan import Plan
+
+FORMAT_VERSION = 1
+_WEIGHTS = ("model.safetensors", "table.safetensors", "optimiser.safetensors", "plan.safetensors")
+
+
+class CheckpointState(BaseModel):
+    """Where a run stands.
+
+    Attributes:
+        format_version: of the checkpoint folder.
+        epoch: the epoch of the next step, from 0.
+        step: the next step within the epoch, from 0.
+        global_step: steps done in all.
+        finished: training is complete; optimiser and plan are left out.
+        history: one record an epoch done: losses, learning-rate factor, metrics.
+        loss_sums: sums of the losses of the epoch's steps so far.
+        model_id: digest of the weights.
+        sha256: digest of each file of the folder.
+    """
+
+    format_version: int = FORMAT_VERSION
+    epoch: int = 0
+    step: int = 0
+    global_step: int = 0
+    finished: bool = False
+    history: list[dict[str, Any]] = []
+    loss_sums: dict[str, float] = {}
+    model_id: str = ""
+    sha256: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run, for export and evaluation.
+
+    Attributes:
+        path: the run folder.
+        model: in evaluation mode, on the CPU.
+        tokenizer: the encoder's, cutting at max_tokens.
+        config: of the run.
+        phrases: Arrow table of the L labels, with `train_clicks` (training queries of each).
+        table: Ψ, float32 (L, d/2).
+        validation: queries kept out of training for choices.
+        test: held-out queries, for final figures only.
+        info: run.json: data fingerprint, split, versions, counts.
+        model_id: digest of the weights.
+    """
+
+    path: Path
+    model: DualHeadModel
+    tokenizer: Tokenizer
+    config: TrainConfig
+    phrases: pa.Table
+    table: np.ndarray
+    validation: Interactions
+    test: Interactions
+    info: dict[str, Any]
+    model_id: str
+
+
+def _dense_state(model: DualHeadModel, optimiser: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    names = {id(value): name for name, value in model.named_parameters()}
+    return {
+        f"{names[id(parameter)]}/{field}": torch.as_tensor(value)
+        for parameter, state in optimiser.state.items()
+        for field, value in state.items()
+    }
+
+
+def _row_state(
+    model: DualHeadModel, table: nn.Embedding, optimiser: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
+    names = {id(value): name for name, value in model.named_parameters()} | {id(table.weight): "Ψ"}
+    return {
+        f"rows:{names[id(parameter)]}/{field}": value
+        for parameter, state in optimiser.state.items()
+        for field, value in state.items()
+    }
+
+
+def _own(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+
+
+def save_checkpoint(
+    run: Path,
+    state: CheckpointState,
+    config: TrainConfig,
+    architecture: dict[str, Any],
+    tokenizer: Tokenizer,
+    model: DualHeadModel,
+    table: nn.Embedding,
+    optimisers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
+    plan: Plan | None,
+) -> Path:
+    """Write `run/checkpoints/step-NNNNNNNN`, whole or not at all, and drop the oldest beyond `keep_checkpoints`."""
+    folder = run / "checkpoints" / f"step-{state.global_step:08}{'-final' if state.finished else ''}"
+    remove_partials(folder)
+    with atomic_dir(folder, overwrite=True) as partial:
+        save_file(_own(model.state_dict()), partial / "model.safetensors")
+        save_file(_own({"Ψ": table.weight}), partial / "table.safetensors")
+        if not state.finished:
+            dense, rows = optimisers
+            save_file(
+                _own(_dense_state(model, dense) | _row_state(model, table, rows)),
+                partial / "optimiser.safetensors",
+            )
+            if plan is not None:
+                arrays = {"clusters": torch.from_numpy(plan.clusters), "hard": torch.from_numpy(plan.hard)}
+                save_file(_own(arrays), partial / "plan.safetensors")
+        tokenizer.save(str(partial / "tokenizer.json"))
+        (partial / "architecture.yaml").write_text(yaml.safe_dump(architecture), encoding="utf-8")
+        write_config(partial / "config.yaml", config)
+        digests = {entry.name: sha256_file(entry) for entry in sorted(partial.iterdir())}
+        state.model_id = sha256_text(digests["model.safetensors"] + digests["table.safetensors"])[:16]
+        state.sha256 = digests
+        (partial / "state.yaml").write_text(
+            yaml.safe_dump(state.model_dump(), sort_keys=False, allow_unicode=True), encoding="utf-8"
+        )
+    for old in checkpoints(run)[: -config.keep_checkpoints]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def sha256_text(text: str) -> str:
+    """Hex SHA-256 of a text's UTF-8 bytes."""
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_config(file: Path, config: TrainConfig) -> None:
+    """The whole configuration as YAML."""
+    file.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False), encoding="utf-8")
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The whole checkpoints of a run, oldest first."""
+    folder = run / "checkpoints"
+    if not folder.is_dir():
+        return []
+    return sorted(entry for entry in folder.iterdir() if entry.name.startswith("step-") and entry.is_dir())
+
+
+def read_state(folder: Path) -> CheckpointState:
+    """The state of one checkpoint, every file of it checked against its digest.
+
+    Raises:
+        DamagedError: something is missing, altered, or of another format version.
+    """
+    file = folder / "state.yaml"
+    try:
+        state = CheckpointState.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError, ValidationError) as wrong:
+        raise DamagedError(f"{folder} is no whole checkpoint: {file.name} can't be read") from wrong
+    if state.format_version != FORMAT_VERSION:
+        raise DamagedError(
+            f"{folder} has checkpoint format {state.format_version}; this version reads format {FORMAT_VERSION}"
+        )
+    for name, digest in state.sha256.items():
+        if not (folder / name).is_file() or sha256_file(folder / name) != digest:
+            raise DamagedError(
+                f"{folder / name} is missing or altered (SHA-256 differs)",
+                hint="Delete this checkpoint's folder; training goes on from the one before.",
+            )
+    return state
+
+
+def restore_weights(folder: Path, model: DualHeadModel, table: nn.Embedding) -> None:
+    """Load Φ, g1, g2 and Ψ in place."""
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    table.weight.data.copy_(load_file(folder / "table.safetensors")["Ψ"])
+
+
+def restore_training(
+    folder: Path,
+    model: DualHeadModel,
+    table: nn.Embedding,
+    optimisers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
+) -> Plan | None:
+    """Load weights and both optimisers' moments in place; returns the plan, if one was made."""
+    restore_weights(folder, model, table)
+    parameters = dict(model.named_parameters()) | {"Ψ": table.weight}
+    dense, rows = optimisers
+    for full, value in load_file(folder / "optimiser.safetensors").items():
+        owner = rows if full.startswith("rows:") else dense
+        name, _, field = full.removeprefix("rows:").rpartition("/")
+        parameter = parameters[name]
+        # Adam keeps its step counts on the CPU, whatever the parameter's device.
+        owner.state[parameter][field] = value if field == "step" else value.to(parameter.device)
+    file = folder / "plan.safetensors"
+    if not file.is_file():
+        return None
+    arrays = load_file(file)
+    return Plan(arrays["clusters"].numpy(), arrays["hard"].numpy())
+
+
+def write_interactions(file: Path, interactions: Interactions) -> None:
+    """Queries and their labels as an Arrow file with columns `query`, `labels`, `weights`."""
+    clicks = interactions.clicks
+    offsets = pa.array(clicks.indptr.astype(np.int64))
+    labels = pa.LargeListArray.from_arrays(offsets, pa.array(clicks.indices.astype(np.int32)))
+    weights = pa.LargeListArray.from_arrays(offsets, pa.array(clicks.data.astype(np.float32)))
+    columns = {"query": interactions.queries.cast(pa.large_string()), "labels": labels, "weights": weights}
+    write_table(file, pa.table(columns))
+
+
+def write_table(file: Path, table: pa.Table) -> None:
+    """An Arrow IPC file, whole or not at all."""
+    with atomic_file(file) as partial, pa.OSFile(str(partial), "wb") as sink:
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+
+
+def read_table(file: Path) -> pa.Table:
+    """An Arrow IPC file, memory mapped.
+
+    Raises:
+        DamagedError: it can't be read.
+    """
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+    except (OSError, pa.ArrowInvalid) as wrong:
+        raise DamagedError(f"{file} is missing or damaged") from wrong
+
+
+def read_interactions(file: Path, n_labels: int) -> Interactions:
+    """What `write_interactions` wrote, as queries and a CSR (n, `n_labels`)."""
+    table = read_table(file).combine_chunks()
+    n = len(table)
+    if n == 0:
+        return Interactions(pa.array([], type=pa.large_string()), sp.csr_matrix((0, n_labels), dtype=np.float32))
+    labels, weights = table["labels"].chunk(0), table["weights"].chunk(0)
+    offsets = labels.offsets.to_numpy()
+    clicks = sp.csr_matrix(
+        (weights.values.to_numpy(), labels.values.to_numpy(), offsets), shape=(n, n_labels)
+    )
+    return Interactions(table["query"].chunk(0), clicks)
+
+
+def load_run(run: Path) -> TrainedRun:
+    """A finished training run.
+
+    Raises:
+        ConfigError: the folder is no run, or its training is not finished.
+        DamagedError: a file of it is missing or altered.
+    """
+    found = checkpoints(run)
+    if not found:
+        raise ConfigError(f"{run} holds no checkpoint", hint="Give the --out folder of `bidmatch train`.")
+    state = read_state(found[-1])
+    if not state.finished:
+        raise ConfigError(
+            f"{run}: training is not finished (epoch {state.epoch + 1}, step {state.step})",
+            hint="Run the same `bidmatch train` command again; it goes on from its last checkpoint.",
+        )
+    folder = found[-1]
+    config = validate_config(
+        yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")), str(folder / "config.yaml")
+    )
+    architecture = yaml.safe_load((folder / "architecture.yaml").read_text(encoding="utf-8"))
+    phrases = read_table(run / "data" / "phrases.arrow")
+    model = empty_model(config, architecture)
+    table = nn.Embedding(len(phrases), config.dim // 2)
+    restore_weights(folder, model, table)
+    return TrainedRun(
+        path=run,
+        model=model.eval(),
+        tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
+        config=config,
+        phrases=phrases,
+        table=table.weight.detach().numpy(),
+        validation=read_interactions(run / "data" / "validation.arrow", len(phrases)),
+        test=read_interactions(run / "data" / "test.arrow", len(phrases)),
+        info=orjson.loads((run / "run.json").read_bytes()),
+        model_id=state.model_id,
+    )

@@ -1,0 +1,118 @@
+"""Nearest labels of each query by Φ_D: hard negatives for training, exact rankings for evaluation."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+
+import hnswlib
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from bidmatch.base.console import progress
+from trainer.tokenise import ragged_positions
+
+_SCORES_AT_ONCE = 16_000_000
+
+
+def exact_top_k(queries: torch.Tensor, labels: torch.Tensor, k: int, label: str = "") -> np.ndarray:
+    """The k labels of largest inner product with each query, best first.
+
+    Args:
+        queries: float (n, d).
+        labels: float (L, d), on the same device.
+        k: at most L are returned.
+        label: what the progress line is called; empty for none.
+
+    Returns:
+        int64 (n, min(k, L)).
+    """
+    k = min(k, len(labels))
+    block = max(1, _SCORES_AT_ONCE // max(1, len(labels)))
+    found = np.empty((len(queries), k), dtype=np.int64)
+    with progress(label, len(queries), "queries") if label else nullcontext() as step:
+        for start in range(0, len(queries), block):
+            scores = queries[start : start + block] @ labels.T
+            found[start : start + block] = torch.topk(scores, k, dim=1).indices.cpu().numpy()
+            if step is not None:
+                step.advance(len(scores))
+    return found
+
+
+def approximate_top_k(queries: np.ndarray, labels: np.ndarray, k: int, threads: int) -> np.ndarray:
+    """As `exact_top_k`, by HNSW (M 16, ef at least 2k); int64 (n, min(k, L)).
+
+    With more than one thread two builds may differ in a few neighbours.
+    """
+    k = min(k, len(labels))
+    index = hnswlib.Index(space="ip", dim=labels.shape[1])
+    index.init_index(max_elements=len(labels), M=16, ef_construction=100)
+    with progress("mining: building the label index", len(labels), "labels") as step:
+        for start in range(0, len(labels), 50_000):
+            index.add_items(labels[start : start + 50_000], num_threads=threads)
+            step.advance(min(50_000, len(labels) - start))
+    index.set_ef(max(2 * k, 64))
+    found = np.empty((len(queries), k), dtype=np.int64)
+    with progress("mining: searching hard negatives", len(queries), "queries") as step:
+        for start in range(0, len(queries), 50_000):
+            rows, _ = index.knn_query(queries[start : start + 50_000], k=k, num_threads=threads)
+            found[start : start + 50_000] = rows
+            step.advance(len(rows))
+    return found
+
+
+def without_positives(candidates: np.ndarray, clicks: sp.csr_matrix, keep: int) -> np.ndarray:
+    """H_i: the first `keep` candidates of each query that are no positives of it.
+
+    Args:
+        candidates: int64 (N, c), best first.
+        clicks: CSR (N, L).
+        keep: |H_i|.
+
+    Returns:
+        int32 (N, keep), -1 where too few were left.
+    """
+    hard = np.full((len(candidates), keep), -1, dtype=np.int32)
+    block = 65_536
+    labels = clicks.shape[1]
+    for start in range(0, len(candidates), block):
+        part = candidates[start : start + block]
+        rows = np.arange(start, start + len(part))
+        flat, mask = ragged_positions(clicks.indptr, rows)
+        pairs = np.nonzero(mask)[0] * labels + clicks.indices[flat].astype(np.int64)
+        wanted = ~np.isin(np.arange(len(part))[:, None] * labels + part, pairs)
+        order = np.cumsum(wanted, axis=1) - 1
+        wanted &= order < keep
+        row, column = np.nonzero(wanted)
+        hard[start + row, order[row, column]] = part[row, column]
+    return hard
+
+
+def mine_hard_negatives(
+    queries: torch.Tensor,
+    labels: torch.Tensor,
+    clicks: sp.csr_matrix,
+    keep: int,
+    exact_up_to: int,
+    threads: int,
+) -> np.ndarray:
+    """H_i = nearest labels of Φ_D(x_i) minus P_i, |H_i| = `keep` (Algorithm 1), int32 (N, keep), -1 padded.
+
+    Args:
+        queries: Φ_D of the training queries, float (N, d).
+        labels: Φ_D of all labels, float (L, d).
+        clicks: CSR (N, L).
+        keep: η·τ.
+        exact_up_to: largest L that is searched exactly; beyond, by HNSW.
+        threads: of the HNSW build and search; 0 for all cores.
+    """
+    spare = int(np.percentile(np.diff(clicks.indptr), 99)) if clicks.shape[0] else 0
+    count = keep + min(spare, 256)
+    if len(labels) <= exact_up_to:
+        candidates = exact_top_k(queries, labels, count, "mining hard negatives")
+    else:
+        candidates = approximate_top_k(
+            queries.cpu().numpy(), labels.cpu().numpy(), count, threads or os.cpu_count() or 1
+        )
+    return without_positives(candidates, clicks, keep)

@@ -1,0 +1,92 @@
+"""Pick-some-labels: the label pool of a batch and its positives (section 2.3.1 and Algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+
+from trainer.tokenise import ragged_positions
+
+
+@dataclass(frozen=True)
+class LabelPool:
+    """What a batch's losses are computed on.
+
+    Attributes:
+        labels: L_B, int64 (m,), distinct, ascending.
+        positives: P^B, float32 (n, m): 1 where label and query are a pair of the log, whether the label came
+            in as this query's sampled positive, another query's, or a hard negative.
+    """
+
+    labels: np.ndarray
+    positives: np.ndarray
+
+
+def sample_in_rows(valid: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """In each row of bool (n, t), at most `count` of the true places, uniformly without replacement; bool (n, t)."""
+    keys = np.where(valid, rng.random(valid.shape), 2.0)
+    if count < valid.shape[1]:
+        limit = np.partition(keys, count - 1, axis=1)[:, count - 1 : count]
+        return valid & (keys <= limit)
+    return valid
+
+
+def sample_positives(
+    clicks: sp.csr_matrix, rows: np.ndarray, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """P̂: labels of at most `count` positives of each query, joined, int64 (with repeats)."""
+    flat, mask = ragged_positions(clicks.indptr, rows)
+    chosen = sample_in_rows(mask, count, rng)
+    return clicks.indices[flat[chosen[mask]]].astype(np.int64)
+
+
+def sample_hard_negatives(hard: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Ĥ: at most `count` of each row of H, int32 (n, η·τ) with -1 where there is none; joined, int64."""
+    if count == 0 or hard.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    return hard[sample_in_rows(hard >= 0, count, rng)].astype(np.int64)
+
+
+def positives_in_pool(clicks: sp.csr_matrix, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """P_i ∩ L_B for each query as float32 (n, m). Its cost depends on the batch, not on the number of labels.
+
+    Args:
+        clicks: CSR (N, L).
+        rows: int64 (n,) query rows.
+        labels: int64 (m,) distinct, ascending.
+    """
+    flat, mask = ragged_positions(clicks.indptr, rows)
+    owned = clicks.indices[flat]
+    query = np.nonzero(mask)[0]
+    place = np.searchsorted(labels, owned)
+    place[place == len(labels)] = 0
+    found = labels[place] == owned
+    positives = np.zeros((len(rows), len(labels)), dtype=np.float32)
+    positives[query[found], place[found]] = 1.0
+    return positives
+
+
+def label_pool(
+    clicks: sp.csr_matrix,
+    rows: np.ndarray,
+    hard: np.ndarray,
+    positives: int,
+    hard_negatives: int,
+    rng: np.random.Generator,
+) -> LabelPool:
+    """L_B = ∪ P̂_i ∪ Ĥ_i and P_i^B = P_i ∩ L_B of one batch.
+
+    Args:
+        clicks: CSR (N, L) of the training pairs.
+        rows: int64 (n,) query rows of the batch.
+        hard: int32 (n, η·τ), the batch's rows of H.
+        positives: β.
+        hard_negatives: η.
+        rng: the source of both samples.
+    """
+    sampled = sample_positives(clicks, rows, positives, rng)
+    mined = sample_hard_negatives(hard, hard_negatives, rng)
+    labels = np.unique(np.concatenate([sampled, mined]))
+    return LabelPool(labels, positives_in_pool(clicks, rows, labels))
