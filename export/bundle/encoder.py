@@ -1,0 +1,164 @@
+"""Query text to vectors: the bundle's tokenizer and its ONNX encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+from bidmatch.base.errors import ConfigError, DamagedError
+from bidmatch.base.text import key
+from export.bundle.format import (
+    ATTENTION_MASK,
+    EMBEDDING,
+    ENCODER_FP32,
+    ENCODER_INT8,
+    INPUT_IDS,
+    TOKENIZER,
+    Precision,
+)
+from export.bundle.read import Bundle
+
+CPU = ("CPUExecutionProvider",)
+
+
+def make_session(model: bytes, *, threads: int, providers: Sequence[str] = CPU) -> onnxruntime.InferenceSession:
+    """An ONNX Runtime session for short texts beside other threads: bounded threads that never spin.
+
+    Make it after forking, not before.
+
+    Raises:
+        ConfigError: ONNX Runtime would run on other providers than those asked for (it falls back silently).
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options.enable_mem_pattern = False  # patterns are kept per shape, and every batch has its own
+    options.log_severity_level = 3
+    absent = [name for name in providers if name not in onnxruntime.get_available_providers()]
+    if absent:
+        raise ConfigError(
+            f"ONNX Runtime has no {absent[0]} here; it has {', '.join(onnxruntime.get_available_providers())}"
+        )
+    session = onnxruntime.InferenceSession(model, options, providers=list(providers))
+    got = session.get_providers()
+    if got[: len(providers)] != list(providers):
+        raise ConfigError(
+            f"ONNX Runtime was asked for {', '.join(providers)} and runs on {', '.join(got)}",
+            hint="Is the device there, with its driver and CUDA libraries? The CPU provider always works.",
+        )
+    return session
+
+
+def io_problem(session: onnxruntime.InferenceSession, dim: int) -> str | None:
+    """What is wrong with an encoder's inputs and output, or None."""
+    inputs = {node.name: (node.type, len(node.shape)) for node in session.get_inputs()}
+    if inputs != {INPUT_IDS: ("tensor(int64)", 2), ATTENTION_MASK: ("tensor(int64)", 2)}:
+        return f"its inputs are {inputs}"
+    if any(isinstance(size, int) for node in session.get_inputs() for size in node.shape):
+        return "its input sizes are fixed"
+    outputs = [(node.name, node.type, list(node.shape)[1:]) for node in session.get_outputs()]
+    if outputs != [(EMBEDDING, "tensor(float)", [dim])]:
+        return f"its output is {outputs}, not {EMBEDDING} of width {dim}"
+    return None
+
+
+def pad(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids and mask, int64 (n, t), of sequences of ids, t the longest's length and at least 1."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    width = max(1, int(lengths.max(initial=0)))
+    mask = np.arange(width) < lengths[:, None]
+    ids = np.zeros((len(rows), width), dtype=np.int64)
+    ids[mask] = np.fromiter((token for row in rows for token in row), dtype=np.int64, count=int(lengths.sum()))
+    return ids, mask.astype(np.int64)
+
+
+class QueryEncoder:
+    """Turns query texts into vectors [Φ_D(x) ⊕ N(Φ_C(x))]. Safe to call from several threads at once.
+
+    Args:
+        bundle: a verified bundle.
+        threads: threads of one `run`.
+        providers: ONNX Runtime providers, best first.
+        precision: None for what the export chose for CPUs; `fp32` is in every bundle.
+
+    Attributes:
+        dim: width of the vectors.
+        precision: what is loaded.
+        providers: what ONNX Runtime runs on.
+
+    Raises:
+        DamagedError: the tokenizer or the encoder cannot be loaded or does not fit the manifest.
+        ConfigError: a provider, or the precision, is not to be had.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        threads: int = 1,
+        *,
+        providers: Sequence[str] = CPU,
+        precision: Precision | None = None,
+    ):
+        self.dim = bundle.manifest.dim
+        self.precision: Precision = precision or bundle.manifest.encoder.precision
+        name = ENCODER_INT8 if self.precision == "int8" else ENCODER_FP32
+        if name not in bundle.manifest.files:
+            raise ConfigError(f"{bundle.path} has no {self.precision} encoder", hint="Its export kept fp32.")
+        try:
+            self._session = make_session(bundle.read_bytes(name), threads=threads, providers=providers)
+        except ConfigError:
+            raise
+        except Exception as error:  # ONNX Runtime's own errors share no public base class
+            raise DamagedError(f"{bundle.path}: {name} cannot be loaded: {error}") from error
+        if problem := io_problem(self._session, self.dim):
+            raise DamagedError(f"{bundle.path}: {name}: {problem}")
+        self.providers: list[str] = self._session.get_providers()
+        self._tokenizer = load_tokenizer(bundle)
+
+    def tokenise(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids and attention mask, int64 (n, t), of query texts as people write them.
+
+        t is the longest one's length, at least 1; an empty text may be all mask 0.
+        """
+        encodings = self._tokenizer.encode_batch_fast([key(text) for text in texts])
+        return pad([encoding.ids for encoding in encodings])
+
+    def run(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Vectors, float32 (n, dim), of what `tokenise` gave."""
+        if not len(ids):
+            return np.zeros((0, self.dim), dtype=np.float32)
+        feed = {INPUT_IDS: ids, ATTENTION_MASK: mask}
+        vectors: np.ndarray = self._session.run([EMBEDDING], feed)[0]
+        return vectors
+
+    def encode(self, texts: Sequence[str], batch: int = 256) -> np.ndarray:
+        """Vectors, float32 (n, dim), of any number of texts, `batch` at a time, like lengths together."""
+        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
+        order = np.argsort(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)), kind="stable")
+        for start in range(0, len(texts), batch):
+            rows = order[start : start + batch]
+            vectors[rows] = self.run(*self.tokenise([texts[row] for row in rows]))
+        return vectors
+
+
+def load_tokenizer(bundle: Bundle) -> Any:
+    """The bundle's `tokenizers.Tokenizer`, its padding off (`pad` does it), its truncation as trained.
+
+    Raises:
+        DamagedError: it is none.
+    """
+    try:
+        tokenizer = Tokenizer.from_buffer(bundle.read_bytes(TOKENIZER))
+    except Exception as error:  # tokenizers raises bare Exception
+        if isinstance(error, DamagedError):
+            raise
+        raise DamagedError(f"{bundle.path}: {TOKENIZER} cannot be loaded: {error}") from error
+    tokenizer.no_padding()
+    return tokenizer

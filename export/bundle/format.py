@@ -1,0 +1,284 @@
+"""The manifest of a bundle, and the names of the files it speaks of.
+
+A bundle is an immutable folder: `manifest.json`, `encoder.onnx` (and `encoder.int8.onnx` where quantisation
+was chosen), `tokenizer.json`, `index.hnsw`, `vectors.npy` and `phrases.arrow`, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+ENCODER_FP32 = "encoder.onnx"
+ENCODER_INT8 = "encoder.int8.onnx"
+TOKENIZER = "tokenizer.json"
+INDEX = "index.hnsw"
+VECTORS = "vectors.npy"
+PHRASES = "phrases.arrow"
+REQUIRED_FILES = frozenset({ENCODER_FP32, TOKENIZER, INDEX, VECTORS, PHRASES})
+
+INPUT_IDS = "input_ids"
+ATTENTION_MASK = "attention_mask"
+EMBEDDING = "embedding"
+
+Precision = Literal["fp32", "int8"]
+FileName = Literal["encoder.onnx", "encoder.int8.onnx", "tokenizer.json", "index.hnsw", "vectors.npy", "phrases.arrow"]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0)]
+Metrics = dict[str, float]
+
+_CHECKSUM_BLANK = b"0" * 64
+
+
+class _Record(BaseModel):
+    """Strict and complete: a manifest with a missing, unknown or wrongly typed field is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class FileRecord(_Record):
+    """What a file of the bundle must be, byte for byte."""
+
+    sha256: Sha256
+    bytes: Count
+
+
+class ModelRecord(_Record):
+    """The model that was exported.
+
+    Attributes:
+        id: the checkpoint's model id.
+        kind: encoder kind, `bag` or `transformer`.
+        name: where the encoder's weights started from.
+        config: the training run's full configuration.
+    """
+
+    id: str
+    kind: str
+    name: str
+    config: dict[str, Any]
+
+
+class Counts(_Record):
+    """Sizes of what the bundle was made from; `phrases` is L."""
+
+    phrases: Annotated[int, Field(ge=1)]
+    train_queries: Count
+    validation_queries: Count
+    test_queries: Count
+
+
+class Parity(_Record):
+    """Cosine of each half of the ONNX embedding with torch's, the lesser of the two, over `queries` queries."""
+
+    queries: Count
+    min_cosine: float
+    mean_cosine: float
+
+
+class Candidate(_Record):
+    """One encoder that was considered.
+
+    Attributes:
+        precision: its precision.
+        quantised_ops: ONNX operator types whose weights are in 8 bits; empty for fp32.
+        bytes: size of its file.
+        quality: P@1, P@5, recall@10 in percent on the validation queries, by exact search.
+        loss: points of each that it is below fp32 (negative where it is above).
+        ms_per_query: mean milliseconds of one query on one thread, tokenised, batch of one.
+        ms_per_query_batched: the same in batches of 32.
+        chosen: whether this is what serves on a CPU.
+        reason: why, or why not.
+    """
+
+    precision: Precision
+    quantised_ops: list[str]
+    bytes: Count
+    quality: Metrics
+    loss: Metrics
+    ms_per_query: float
+    ms_per_query_batched: float
+    chosen: bool
+    reason: str
+
+
+class EncoderRecord(_Record):
+    """The ONNX encoder: `input_ids`, `attention_mask` int64 (n, t) in, `embedding` float32 (n, dim) out."""
+
+    file: Literal["encoder.onnx", "encoder.int8.onnx"]
+    precision: Precision
+    opset: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None
+    parity: Parity
+    quality_bound: float
+    candidates: list[Candidate]
+
+
+class CurvePoint(_Record):
+    """Recall of exact search's top k, and time of one query on one thread, at one setting of the index."""
+
+    M: Annotated[int, Field(ge=2)]
+    ef_construction: Annotated[int, Field(ge=1)]
+    ef: Annotated[int, Field(ge=1)]
+    recall: float
+    mean_us: float
+    p99_us: float
+
+
+class IndexRecord(_Record):
+    """The HNSW index and how its parameters were chosen.
+
+    Attributes:
+        M: links a node.
+        ef_construction: width of the search at build time.
+        ef: width of the search when serving.
+        k: the k of recall@k (asked for, or the number of phrases where that is less).
+        target_recall: recall@k asked for.
+        recall: recall@k reached with `ef`.
+        reached: whether that is the target.
+        queries: how many queries it was measured on.
+        query_source: `validation queries`, or `phrases` where the run kept none.
+        seed: seed of the levels.
+        build_threads: threads of the build; with more than one the graph depends on their timing.
+        build_seconds: wall time of the last build.
+        curve: every setting tried.
+    """
+
+    M: Annotated[int, Field(ge=2)]
+    ef_construction: Annotated[int, Field(ge=1)]
+    ef: Annotated[int, Field(ge=1)]
+    k: Annotated[int, Field(ge=1)]
+    target_recall: float
+    recall: float
+    reached: bool
+    queries: Count
+    query_source: str
+    seed: int
+    build_threads: Annotated[int, Field(ge=1)]
+    build_seconds: float
+    curve: list[CurvePoint]
+
+
+class SplitInfo(_Record):
+    """How the held-out queries were chosen (see `trainer.data.dataset.SplitRecord`)."""
+
+    kind: str
+    share: float
+    seed: int
+    train_queries: Count
+    test_queries: Count
+
+
+class DataRecord(_Record):
+    """The data the model was trained on."""
+
+    fingerprint: str
+    split: SplitInfo
+
+
+class Quality(_Record):
+    """Percent on validation queries with the encoder that serves, by exact search and through the index.
+
+    Attributes:
+        queries: how many; 0 where the run kept none, and then both tables are empty.
+        propensity: A and B of PSP.
+        exact: metric -> percent.
+        index: metric -> percent.
+    """
+
+    queries: Count
+    propensity: Metrics
+    exact: Metrics
+    index: Metrics
+
+
+class Licence(_Record):
+    """The licence of something inside the bundle (SPDX identifier)."""
+
+    what: str
+    licence: str
+    source: str
+
+
+class Manifest(_Record):
+    """All that is known about a bundle; `manifest.json` holds it and nothing else does.
+
+    Attributes:
+        format_version: always `FORMAT_VERSION`; other versions are refused.
+        bundle_id: 12 hex digits over the files (the index's excepted) and the index's targets: the same
+            checkpoint and options give the same id. Two builds of the index graph may differ.
+        created: UTC time, ISO 8601.
+        model: what was exported.
+        dim: width of the vectors, half of it Φ_D's.
+        metric: always `ip`: inner product of [Φ_D ⊕ N(Φ_C)] and [Φ_D ⊕ N(Ψ)], in [-2, 2].
+        counts: sizes.
+        files: every file of the bundle but the manifest.
+        encoder: the ONNX encoder.
+        index: the HNSW index.
+        data: what it was trained on.
+        quality: measured on this very bundle.
+        measured_on: processor, its 8-bit instructions, cores.
+        versions: packages at export.
+        licences: of what is inside.
+        checksum: SHA-256 of the manifest's bytes with this field's 64 digits as zeros.
+    """
+
+    format_version: Literal[1]
+    bundle_id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+    created: str
+    model: ModelRecord
+    dim: Annotated[int, Field(ge=2, multiple_of=2)]
+    metric: Literal["ip"]
+    counts: Counts
+    files: dict[FileName, FileRecord]
+    encoder: EncoderRecord
+    index: IndexRecord
+    data: DataRecord
+    quality: Quality
+    measured_on: dict[str, str]
+    versions: dict[str, str]
+    licences: list[Licence]
+    checksum: Sha256
+
+
+def bundle_id(files: dict[str, str], targets: dict[str, float | int]) -> str:
+    """Twelve hex digits that name what a bundle answers with.
+
+    The graph of `index.hnsw` is left out: a parallel build is never twice the same, while the vectors it
+    is over and the recall it must reach are.
+
+    Args:
+        files: file name -> hex SHA-256.
+        targets: `target_recall` and `k` of the index.
+    """
+    parts = {name: digest for name, digest in files.items() if name != INDEX}
+    text = json.dumps([FORMAT_VERSION, parts, targets], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def seal(manifest: Manifest) -> bytes:
+    """The bytes of `manifest.json`, its `checksum` filled in."""
+    blank = manifest.model_copy(update={"checksum": _CHECKSUM_BLANK.decode()})
+    raw = (json.dumps(blank.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n").encode()
+    return _fill(raw, hashlib.sha256(raw).hexdigest().encode())
+
+
+def _fill(raw: bytes, digits: bytes) -> bytes:
+    head, mark, tail = raw.rpartition(b'"checksum": "')
+    if not mark:
+        raise ValueError("no checksum field")
+    return head + mark + digits + tail[64:]
+
+
+def checksum_holds(raw: bytes, checksum: str) -> bool:
+    """Whether `raw`, the bytes of a manifest, are those that were sealed under `checksum`."""
+    try:
+        blank = _fill(raw, _CHECKSUM_BLANK)
+    except ValueError:
+        return False
+    return hashlib.sha256(blank).hexdigest() == checksum

@@ -1,0 +1,317 @@
+"""Opens a bundle: all of it is verified before anything is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import ValidationError
+
+from bidmatch.base.errors import DamagedError
+from bidmatch.base.files import PARTIAL_SUFFIX
+from export.bundle.format import (
+    ENCODER_INT8,
+    FORMAT_VERSION,
+    INDEX,
+    MANIFEST,
+    PHRASES,
+    REQUIRED_FILES,
+    VECTORS,
+    Manifest,
+    bundle_id,
+    checksum_holds,
+)
+from export.bundle.index_file import HEADER_BYTES, IndexHeader, nodes
+
+_BLOCK_BYTES = 1 << 22
+_MANIFEST_LIMIT = 1 << 24
+_SAMPLED_NODES = 256
+
+
+def _damaged(path: Path, reason: str) -> NoReturn:
+    raise DamagedError(
+        f"{path} is no sound bundle: {reason}",
+        hint="Copy it again from where it was made, or export it again; `bidmatch inspect` verifies a bundle.",
+    )
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A verified bundle. Its files stay open, so what is loaded later is what was verified now.
+
+    Attributes:
+        path: the folder.
+        manifest: what it says of itself.
+        phrases: Arrow table of L rows: `id` (string, unique), `text` (string), user columns. Memory-mapped.
+        vectors: float32 (L, dim), [Φ_D(z) ⊕ N(Ψ)], row i for phrase i. Memory-mapped, read-only.
+    """
+
+    path: Path
+    manifest: Manifest
+    phrases: pa.Table
+    vectors: np.memmap
+    _files: Mapping[str, BinaryIO] = field(repr=False)
+    _stamps: Mapping[str, tuple[int, ...]] = field(repr=False)
+
+    def read_bytes(self, name: str) -> bytes:
+        """The bytes of a file, verified once more as they are handed over.
+
+        Raises:
+            DamagedError: they are no longer those of the manifest.
+        """
+        stream = self._files[name]
+        raw = os.pread(stream.fileno(), self.manifest.files[name].bytes + 1, 0)
+        while len(raw) < self.manifest.files[name].bytes:
+            more = os.pread(stream.fileno(), self.manifest.files[name].bytes + 1 - len(raw), len(raw))
+            if not more:
+                break
+            raw += more
+        if hashlib.sha256(raw).hexdigest() != self.manifest.files[name].sha256:
+            _damaged(self.path, f"{name} changed after it was opened")
+        return raw
+
+    def pinned_path(self, name: str) -> str:
+        """A path to the very file that was verified, even if another took its name meanwhile."""
+        return _descriptor_path(self._files[name], self.path / name)
+
+    def check_unchanged(self, name: str) -> None:
+        """Raises DamagedError where a file was written to since it was verified."""
+        if _stamp(self._files[name]) != self._stamps[name]:
+            _damaged(self.path, f"{name} changed after it was opened")
+
+    def close(self) -> None:
+        """Close the files. `phrases`, `vectors` and what was loaded from the bundle stay usable."""
+        for stream in self._files.values():
+            stream.close()
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Verify a bundle and open it.
+
+    The manifest's checksum and schema, the list of files, their kinds, sizes and SHA-256, and then, of bytes
+    known to be the right ones, the shapes, types and counts of each file and their agreement with each other.
+
+    Args:
+        path: the bundle's folder (a link to a folder will do).
+
+    Raises:
+        DamagedError: anything is missing, superfluous, altered or of another format version; the reason says what.
+    """
+    path = Path(path)
+    if not path.exists():
+        _damaged(path, "there is no such folder")
+    if not path.is_dir():
+        _damaged(path, "it is no folder")
+    if path.resolve().name.endswith(PARTIAL_SUFFIX):
+        _damaged(path, "an export that never finished left it behind")
+    return verify_folder(path)
+
+
+def verify_folder(path: Path) -> Bundle:
+    """`open_bundle` without the look at the folder's name, for a bundle that is still to get its own."""
+    manifest = _read_manifest(path)
+    _check_listing(path, manifest)
+    files: dict[str, BinaryIO] = {}
+    try:
+        for name in sorted(manifest.files):
+            files[name] = _open_regular(path, name)
+        stamps = {name: _stamp(stream) for name, stream in files.items()}
+        _check_contents(path, manifest, files)
+        phrases = _read_phrases(path, manifest, files[PHRASES])
+        vectors = _read_vectors(path, manifest, files[VECTORS])
+        _check_index(path, manifest, files[INDEX], vectors)
+    except BaseException:
+        for stream in files.values():
+            stream.close()
+        raise
+    return Bundle(path, manifest, phrases, vectors, files, stamps)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest alone, its own checksum verified but not the files.
+
+    Raises:
+        DamagedError: it is missing, altered or of another format version.
+    """
+    return _read_manifest(Path(path))
+
+
+def _read_manifest(path: Path) -> Manifest:
+    if not (path / MANIFEST).exists() and not (path / MANIFEST).is_symlink():
+        _damaged(path, f"it has no {MANIFEST}")
+    with _open_regular(path, MANIFEST) as stream:
+        raw = stream.read(_MANIFEST_LIMIT + 1)
+    if len(raw) > _MANIFEST_LIMIT:
+        _damaged(path, f"{MANIFEST} is larger than any manifest")
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError):
+        _damaged(path, f"{MANIFEST} is no JSON")
+    if not isinstance(content, dict):
+        _damaged(path, f"{MANIFEST} is no JSON object")
+    version = content.get("format_version")
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        raise DamagedError(
+            f"{path} has bundle format {version}, and this bidmatch reads format {FORMAT_VERSION}",
+            hint="Install the bidmatch that wrote it, or export it again with this one.",
+        )
+    try:
+        manifest = Manifest.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or MANIFEST
+        _damaged(path, f"{MANIFEST}: {where}: {first['msg']}")
+    if not checksum_holds(raw, manifest.checksum):
+        _damaged(path, f"{MANIFEST} was altered (its checksum does not hold)")
+    _check_agreement(path, manifest)
+    return manifest
+
+
+def _check_agreement(path: Path, manifest: Manifest) -> None:
+    names = set(manifest.files)
+    wanted = REQUIRED_FILES | ({ENCODER_INT8} if manifest.encoder.precision == "int8" else set())
+    if names != wanted:
+        _damaged(path, f"{MANIFEST} lists {', '.join(sorted(names))}; there should be {', '.join(sorted(wanted))}")
+    if (manifest.encoder.file == ENCODER_INT8) != (manifest.encoder.precision == "int8"):
+        _damaged(path, f"{MANIFEST}: {manifest.encoder.file} cannot be {manifest.encoder.precision}")
+    if manifest.index.k > manifest.counts.phrases:
+        _damaged(path, f"{MANIFEST}: index.k is above the number of phrases")
+    digests = {name: record.sha256 for name, record in manifest.files.items()}
+    targets = {"target_recall": manifest.index.target_recall, "k": manifest.index.k}
+    if bundle_id(digests, targets) != manifest.bundle_id:
+        _damaged(path, f"{MANIFEST}: bundle_id is not that of its files")
+
+
+def _check_listing(path: Path, manifest: Manifest) -> None:
+    found = {entry.name for entry in os.scandir(path)}
+    if missing := sorted(set(manifest.files) - found):
+        _damaged(path, f"{', '.join(missing)} is missing")
+    if extra := sorted(found - set(manifest.files) - {MANIFEST}):
+        _damaged(path, f"{', '.join(extra[:5])} does not belong to it")
+
+
+def _open_regular(path: Path, name: str) -> BinaryIO:
+    try:
+        # O_NONBLOCK: opening a named pipe must not wait for a writer.
+        descriptor = os.open(path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        link = (path / name).is_symlink()
+        _damaged(path, f"{name} is a link, not a file" if link else f"{name} cannot be read: {error.strerror}")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        _damaged(path, f"{name} is no regular file")
+    return os.fdopen(descriptor, "rb", buffering=0)
+
+
+def _stamp(stream: BinaryIO) -> tuple[int, ...]:
+    status = os.fstat(stream.fileno())
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _descriptor_path(stream: BinaryIO, path: Path) -> str:
+    pinned = f"/proc/self/fd/{stream.fileno()}"
+    return pinned if os.path.exists(pinned) else str(path)  # noqa: PTH110
+
+
+def _sha256(stream: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    position = 0
+    while block := os.pread(stream.fileno(), _BLOCK_BYTES, position):
+        digest.update(block)
+        position += len(block)
+    return digest.hexdigest()
+
+
+def _check_contents(path: Path, manifest: Manifest, files: Mapping[str, BinaryIO]) -> None:
+    for name, stream in files.items():
+        found, wanted = os.fstat(stream.fileno()).st_size, manifest.files[name].bytes
+        if found != wanted:
+            _damaged(path, f"{name} has {found:,} bytes, not {wanted:,}")
+    with ThreadPoolExecutor(max_workers=min(len(files), os.cpu_count() or 1)) as pool:
+        for name, digest in zip(files, pool.map(_sha256, files.values()), strict=True):
+            if digest != manifest.files[name].sha256:
+                _damaged(path, f"{name} was altered (its SHA-256 is not the manifest's)")
+
+
+def _read_phrases(path: Path, manifest: Manifest, stream: BinaryIO) -> pa.Table:
+    try:
+        with pa.memory_map(_descriptor_path(stream, path / PHRASES)) as source:
+            table = pa.ipc.open_file(source).read_all()
+        table.validate(full=True)
+    except pa.ArrowException as error:
+        _damaged(path, f"{PHRASES} is no Arrow table: {error}")
+    for column in ("id", "text"):
+        if column not in table.column_names or table.schema.field(column).type != pa.string():
+            _damaged(path, f"{PHRASES} has no string column {column!r}")
+        if table[column].null_count:
+            _damaged(path, f"{PHRASES} has empty values in {column!r}")
+    if len(set(table.column_names)) != table.num_columns:
+        _damaged(path, f"{PHRASES} has two columns of one name")
+    if table.num_rows != manifest.counts.phrases:
+        _damaged(path, f"{PHRASES} has {table.num_rows:,} rows, not {manifest.counts.phrases:,}")
+    if pc.count_distinct(table["id"]).as_py() != table.num_rows:
+        _damaged(path, f"{PHRASES} has two phrases with one id")
+    return table
+
+
+def _read_vectors(path: Path, manifest: Manifest, stream: BinaryIO) -> np.memmap:
+    shape = (manifest.counts.phrases, manifest.dim)
+    try:
+        stream.seek(0)
+        major, _ = np.lib.format.read_magic(stream)
+        if major != 1:
+            _damaged(path, f"{VECTORS} is no NumPy 1.0 file")
+        found, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    except ValueError as error:
+        _damaged(path, f"{VECTORS} is no NumPy file: {error}")
+    if found != shape or fortran or dtype != np.dtype("<f4"):
+        _damaged(path, f"{VECTORS} holds {dtype} {found}, not float32 {shape}")
+    offset = stream.tell()
+    if offset + 4 * shape[0] * shape[1] != manifest.files[VECTORS].bytes:
+        _damaged(path, f"{VECTORS} is shorter or longer than its header says")
+    vectors = np.memmap(stream, dtype="<f4", mode="r", offset=offset, shape=shape)
+    rows = max(1, _BLOCK_BYTES // (4 * manifest.dim))
+    for start in range(0, shape[0], rows):
+        if not np.isfinite(vectors[start : start + rows]).all():
+            _damaged(path, f"{VECTORS} has values that are no numbers")
+    return vectors
+
+
+def _check_index(path: Path, manifest: Manifest, stream: BinaryIO, vectors: np.memmap) -> None:
+    try:
+        header = IndexHeader.parse(os.pread(stream.fileno(), HEADER_BYTES, 0))
+    except ValueError as error:
+        _damaged(path, f"{INDEX}: {error}")
+    count = manifest.counts.phrases
+    problem = header.problem(
+        count=count,
+        dim=manifest.dim,
+        M=manifest.index.M,
+        ef_construction=manifest.index.ef_construction,
+        file_bytes=manifest.files[INDEX].bytes,
+    )
+    if problem:
+        _damaged(path, f"{INDEX}: {problem}")
+    raw = np.memmap(stream, dtype=np.uint8, mode="r")
+    labels, stored = nodes(raw, header, np.unique(np.linspace(0, count - 1, _SAMPLED_NODES).astype(np.int64)))
+    if labels.min() < 0 or labels.max() >= count or not np.array_equal(vectors[labels], stored):
+        _damaged(path, f"{INDEX} is not over the vectors of {VECTORS}")

@@ -1,0 +1,123 @@
+"""Writes a bundle: whole, on disk and verified before it gets its name, or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bidmatch.base.errors import InputError
+from bidmatch.base.files import atomic_dir, remove_partials, sha256_file
+from export.bundle.format import (
+    FORMAT_VERSION,
+    MANIFEST,
+    PHRASES,
+    TOKENIZER,
+    VECTORS,
+    FileRecord,
+    Manifest,
+    bundle_id,
+    seal,
+)
+from export.bundle.read import verify_folder
+
+_PHRASE_CHUNK = 1 << 16
+
+
+@contextmanager
+def new_bundle(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yields an empty folder that becomes the bundle `path` at the end; call `finish` in it last.
+
+    What an earlier, killed export left beside `path` is removed first, unless another export is at work in
+    the same parent folder.
+
+    Args:
+        path: the bundle's folder.
+        overwrite: replace a bundle that is there.
+
+    Raises:
+        BidmatchError: `path` exists and `overwrite` is false.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        # Every writer holds the parent folder's shared lock, so who gets the exclusive one is alone.
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pass
+        else:
+            remove_partials(path)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with atomic_dir(path, overwrite=overwrite) as folder:
+            yield folder
+    finally:
+        os.close(descriptor)
+
+
+def write_phrases(folder: Path, phrases: pa.Table) -> None:
+    """Write `phrases.arrow`: `id` and `text` as strings, then the other columns as they are, in chunks.
+
+    Raises:
+        InputError: there is no phrase, a column is missing, or an id or text is empty.
+    """
+    if not phrases.num_rows:
+        raise InputError("the run has no phrases, so there is nothing to match")
+    for position, name in enumerate(("id", "text")):
+        if name not in phrases.column_names or phrases[name].null_count:
+            raise InputError(f"every phrase needs a value in the column {name!r}")
+        column = phrases[name].cast(pa.string())
+        phrases = phrases.remove_column(phrases.column_names.index(name)).add_column(position, name, column)
+    phrases = phrases.replace_schema_metadata(None)
+    with pa.OSFile(str(folder / PHRASES), "wb") as sink, pa.ipc.new_file(sink, phrases.schema) as writer:
+        writer.write_table(phrases, max_chunksize=_PHRASE_CHUNK)
+
+
+def create_vectors(folder: Path, count: int, dim: int) -> np.memmap:
+    """An empty float32 (count, dim) `vectors.npy`, mapped for writing; flush it when it is filled."""
+    return np.lib.format.open_memmap(
+        folder / VECTORS, mode="w+", dtype=np.dtype("<f4"), shape=(count, dim), version=(1, 0)
+    )
+
+
+def write_tokenizer(folder: Path, json_text: str) -> None:
+    """Write `tokenizer.json`."""
+    (folder / TOKENIZER).write_text(json_text, encoding="utf-8")
+
+
+def finish(folder: Path, fields: dict[str, Any]) -> Manifest:
+    """Hash all files, write the manifest over them, and read the whole folder back as a reader would.
+
+    Args:
+        folder: what `new_bundle` yielded, with every file but the manifest in it.
+        fields: the manifest's fields, as records, without `format_version`, `bundle_id`, `files`, `checksum`.
+
+    Raises:
+        DamagedError: what was written does not verify.
+    """
+    names = sorted(entry.name for entry in folder.iterdir())
+    files = {
+        name: FileRecord(sha256=sha256_file(folder / name), bytes=(folder / name).stat().st_size) for name in names
+    }
+    index = fields["index"]
+    manifest = Manifest.model_validate(
+        {
+            "format_version": FORMAT_VERSION,
+            "bundle_id": bundle_id(
+                {name: file.sha256 for name, file in files.items()},
+                {"target_recall": index.target_recall, "k": index.k},
+            ),
+            **fields,
+            "files": files,
+            "checksum": "0" * 64,
+        }
+    )
+    (folder / MANIFEST).write_bytes(seal(manifest))
+    with verify_folder(folder) as bundle:
+        return bundle.manifest
