@@ -1,0 +1,175 @@
+"""From collected rows to the phrase table and the click matrices, ordered by content alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import scipy.sparse as sp
+
+from bidmatch.base.errors import InputError
+from trainer.data.collect import Collector
+from trainer.data.dataset import Interactions
+from trainer.data.fingerprint import MATCH_TYPE
+from trainer.data.strings import hash64, key_array
+
+_EXACT_IN_FLOAT64 = 2.0**53
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """A phrase list that the data brings along, such as `labels.txt`.
+
+    Attributes:
+        ids: string array (L,), unique.
+        texts: normalised text of each; keys distinct.
+    """
+
+    ids: pa.Array
+    texts: pa.Array
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What the rows amount to.
+
+    Attributes:
+        phrases: the phrase table of `Dataset`.
+        parts: interactions of part 0 and of part 1, over the same phrases.
+    """
+
+    phrases: pa.Table
+    parts: tuple[Interactions, Interactions]
+
+
+def _unify(chunks: Sequence[pa.DictionaryArray]) -> tuple[np.ndarray, pa.Array]:
+    """Codes (n,) int64 into the sorted distinct values that occur."""
+    chunked = pa.chunked_array(chunks).unify_dictionaries()
+    codes = np.concatenate([chunk.indices.to_numpy() for chunk in chunked.chunks])
+    dictionary = chunked.chunk(0).dictionary
+    used = np.zeros(len(dictionary), dtype=bool)
+    used[codes] = True
+    kept = np.flatnonzero(used)
+    order = pc.sort_indices(dictionary.take(pa.array(kept))).to_numpy()
+    position = np.zeros(len(dictionary), dtype=np.int64)
+    position[kept[order]] = np.arange(len(kept))
+    return position[codes], dictionary.take(pa.array(kept[order]))
+
+
+def sum_pairs(
+    rows: np.ndarray, columns: np.ndarray, weights: np.ndarray, shape: tuple[int, int]
+) -> sp.csr_matrix:
+    """CSR float32 of summed weights; the sum of each pair does not depend on the order of its rows."""
+    if np.all(weights == np.rint(weights)) and weights.sum() < _EXACT_IN_FLOAT64:
+        matrix = sp.coo_matrix((weights, (rows, columns)), shape=shape).tocsr()
+    else:
+        order = np.lexsort((weights, columns, rows))
+        rows, columns, weights = rows[order], columns[order], weights[order]
+        new = np.r_[True, (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1])]
+        starts = np.flatnonzero(new)
+        sums = np.add.reduceat(weights, starts)
+        matrix = sp.coo_matrix((sums, (rows[starts], columns[starts])), shape=shape).tocsr()
+    matrix = sp.csr_matrix(matrix, dtype=np.float32)
+    matrix.sort_indices()
+    return matrix
+
+
+def phrase_ids(keys: pa.Array, match_types: pa.Array | None) -> pa.Array:
+    """An id for each (key, match type) that stays the same from log to log: 16 hex digits of a hash."""
+    if match_types is not None:
+        keys = pc.binary_join_element_wise(keys, match_types.cast(pa.large_string()), "\x1f")
+    digests = hash64(keys)
+    if len(np.unique(digests)) < len(digests):
+        wide = hash64(pc.binary_join_element_wise(keys, pa.scalar("", pa.large_string()), "\x1f"))
+        return pa.array([f"{a:016x}{b:016x}" for a, b in zip(digests.tolist(), wide.tolist(), strict=True)])
+    return pa.array([f"{digest:016x}" for digest in digests.tolist()])
+
+
+def _extra_column(
+    name: str, chunks: Sequence[pa.DictionaryArray], phrase_of_row: np.ndarray, texts: pa.Array
+) -> pa.Array:
+    codes, values = _unify(chunks)
+    pairs = np.unique(np.stack([phrase_of_row, codes], axis=1), axis=0)
+    pairs = pairs[~pc.equal(values, "").to_numpy(zero_copy_only=False)[pairs[:, 1]]]
+    clash = np.flatnonzero(pairs[1:, 0] == pairs[:-1, 0])
+    if len(clash):
+        at = int(clash[0])
+        one, other = values[int(pairs[at, 1])], values[int(pairs[at + 1, 1])]
+        raise InputError(
+            f"column {name} differs within one phrase: {texts[int(pairs[at, 0])]} has {one} and {other}",
+            hint="--phrase-columns keeps only columns that say something about the phrase itself.",
+        )
+    indices = np.full(len(texts), -1)
+    indices[pairs[:, 0]] = pairs[:, 1]
+    return values.take(pa.array(indices, mask=indices < 0)).cast(pa.string())
+
+
+def assemble(collector: Collector, catalogue: Catalogue | None = None) -> Assembled:
+    """Merge duplicates and build the phrase table and the matrices.
+
+    Queries are sorted by key, phrases by key and match type (or in the catalogue's order), and a phrase's
+    text is its most frequent spelling (ties: the smallest), so the result does not depend on row order.
+
+    Raises:
+        InputError: no row is left, or an extra phrase column contradicts itself.
+    """
+    if not collector.queries:
+        left = "; ".join(f"{count:,} {reason}" for reason, count in collector.skipped.items())
+        raise InputError(
+            "no (query, phrase) pair is left to learn from" + (f" ({left})" if left else ""),
+            hint="Look at the counts above: the file may hold no data rows, or every row was left out.",
+        )
+    query_of_row, queries = _unify(collector.queries)
+    text_of_row, texts = _unify(collector.texts)
+    match_of_row, match_types = _unify(collector.match_types)
+    key_codes, keys = _unify([key_array(texts).dictionary_encode()])
+    kinds = len(match_types)
+    combos, combo_of_row, counts = np.unique(
+        text_of_row * kinds + match_of_row, return_inverse=True, return_counts=True
+    )
+    combo_text, combo_match = combos // kinds, combos % kinds
+    identities, phrase_of_combo = np.unique(key_codes[combo_text] * kinds + combo_match, return_inverse=True)
+    order = np.lexsort((combo_text, -counts, phrase_of_combo))
+    _, first = np.unique(phrase_of_combo[order], return_index=True)
+    spelling = texts.take(pa.array(combo_text[order][first])).cast(pa.string())
+    phrase_of_row = phrase_of_combo[combo_of_row]
+    has_match_types = match_types.to_pylist() != [""]
+    if catalogue is None:
+        matches = (
+            match_types.take(pa.array(identities % kinds)).cast(pa.string()) if has_match_types else None
+        )
+        phrase_keys = keys.take(pa.array(identities // kinds))
+        table = pa.table({"id": phrase_ids(phrase_keys, matches), "text": spelling})
+        if matches is not None:
+            table = table.append_column(MATCH_TYPE, matches)
+        for name, chunks in collector.extras.items():
+            table = table.append_column(name, _extra_column(name, chunks, phrase_of_row, spelling))
+    else:
+        table = pa.table({"id": catalogue.ids, "text": catalogue.texts.cast(pa.string())})
+        rows = pc.index_in(keys.take(pa.array(identities // kinds)), value_set=key_array(catalogue.texts))
+        phrase_of_row = rows.to_numpy()[phrase_of_row]
+    weights, part = np.concatenate(collector.weights), np.concatenate(collector.parts)
+    return Assembled(
+        table,
+        (
+            _interactions(queries, query_of_row, phrase_of_row, weights, part == 0, len(table)),
+            _interactions(queries, query_of_row, phrase_of_row, weights, part == 1, len(table)),
+        ),
+    )
+
+
+def _interactions(
+    queries: pa.Array,
+    query: np.ndarray,
+    phrase: np.ndarray,
+    weights: np.ndarray,
+    chosen: np.ndarray,
+    width: int,
+) -> Interactions:
+    query, phrase, weights = query[chosen], phrase[chosen], weights[chosen]
+    present, rows = np.unique(query, return_inverse=True)
+    clicks = sum_pairs(rows, phrase, weights, (len(present), width))
+    return Interactions(queries.take(pa.array(present)), clicks)

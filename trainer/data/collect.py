@@ -1,0 +1,173 @@
+"""Gathers rows from all readers: normalises distinct strings, applies the bad-lines policy, counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bidmatch.base.errors import InputError
+from trainer.data.options import ReadOptions
+from trainer.data.strings import key_array, normalise_array
+
+SKIP_HINT = "Correct the line, or pass --bad-lines skip to leave such lines out and count them."
+MAX_WEIGHT = 1e15
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows of a log, unnormalised.
+
+    Attributes:
+        queries: string (or dictionary of string) array, length n; null reads as empty.
+        phrases: the same for phrases.
+        weights: float64 (n,); NaN where missing.
+        lines: int64 (n,), 1-based line or row number of each in its file.
+        match_types: canonical match types, or None where the format has none.
+        extras: further phrase columns by name.
+    """
+
+    queries: pa.Array
+    phrases: pa.Array
+    weights: np.ndarray
+    lines: np.ndarray
+    match_types: pa.Array | None = None
+    extras: Mapping[str, pa.Array] = field(default_factory=dict)
+
+
+def _encode(values: pa.Array, transform: object | None) -> pa.DictionaryArray:
+    """Dictionary of distinct transformed strings; nulls become the empty string."""
+    encoded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+    distinct = encoded.dictionary.cast(pa.large_string())
+    indices = encoded.indices
+    if indices.null_count:
+        indices = pc.fill_null(indices.cast(pa.int32()), len(distinct))
+        distinct = pa.concat_arrays([distinct, pa.array([""], pa.large_string())])
+    if distinct.null_count:
+        distinct = pc.fill_null(distinct, "")
+    changed = transform(distinct).dictionary_encode() if callable(transform) else distinct.dictionary_encode()
+    codes = changed.indices.to_numpy()[indices.to_numpy()]
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), changed.dictionary)
+
+
+def _is_empty(column: pa.DictionaryArray) -> np.ndarray:
+    return pc.equal(column.dictionary, "").to_numpy(zero_copy_only=False)[column.indices.to_numpy()]
+
+
+class Collector:
+    """Rows of all files, dictionary-encoded, 18 bytes each plus their distinct strings.
+
+    Attributes:
+        rows: data rows seen.
+        skipped: reason -> rows left out.
+        queries: chunks of dictionary arrays of query keys.
+        texts: the same of normalised phrase texts.
+        match_types: the same of match types ("" for none).
+        weights: float64 chunks, all > 0.
+        parts: int8 chunks: 0 training (or undivided), 1 test.
+        extras: chunks by column name.
+    """
+
+    def __init__(self, options: ReadOptions):
+        self.options = options
+        self.rows = 0
+        self.skipped: Counter[str] = Counter()
+        self.queries: list[pa.DictionaryArray] = []
+        self.texts: list[pa.DictionaryArray] = []
+        self.match_types: list[pa.DictionaryArray] = []
+        self.weights: list[np.ndarray] = []
+        self.parts: list[np.ndarray] = []
+        self.extras: dict[str, list[pa.DictionaryArray]] = {name: [] for name in options.phrase_columns}
+
+    def leave_out(self, reason: str, rows: int = 1) -> None:
+        """Count rows that are no pair and no mistake either, such as a report's total line."""
+        self.rows += rows
+        self.skipped[reason] += rows
+
+    def bad(self, reason: str, file: Path, line: int, hint: str | None = None) -> None:
+        """One bad line: counted under `skip`.
+
+        Raises:
+            InputError: under `stop`.
+        """
+        if self.options.bad_lines == "stop":
+            raise InputError(reason, file=file, line=line, hint=hint or SKIP_HINT)
+        self.rows += 1
+        self.skipped[f"bad line: {reason}"] += 1
+
+    def extend(self, other: Collector) -> None:
+        """Take over all that another collector with the same options holds."""
+        self.rows += other.rows
+        self.skipped.update(other.skipped)
+        for name in ("queries", "texts", "match_types", "weights", "parts"):
+            getattr(self, name).extend(getattr(other, name))
+        for name, chunks in other.extras.items():
+            self.extras[name].extend(chunks)
+
+    def add(self, batch: Batch, file: Path, part: int = 0) -> None:
+        """Take the batch's good rows.
+
+        Raises:
+            InputError: a row is bad and bad lines stop; names the first such row.
+        """
+        queries = _encode(batch.queries, key_array)
+        texts = _encode(batch.phrases, normalise_array)
+        weights = batch.weights
+        keep = np.ones(len(weights), dtype=bool)
+        faults = (
+            ("the query is empty", _is_empty(queries)),
+            ("the phrase is empty", _is_empty(texts)),
+            ("the weight is missing", np.isnan(weights)),
+            ("the weight is negative", weights < 0),
+            (f"the weight is above {MAX_WEIGHT:.0e}", weights > MAX_WEIGHT),
+        )
+        if self.options.bad_lines == "stop":
+            first = [(int(np.argmax(fault)), reason) for reason, fault in faults if fault.any()]
+            if first:
+                row, reason = min(first)
+                raise InputError(reason, file=file, line=int(batch.lines[row]), hint=SKIP_HINT)
+        for reason, fault in faults:
+            self._drop(keep, fault, f"bad line: {reason}")
+        with np.errstate(over="ignore", under="ignore"):
+            self._drop(keep, weights.astype(np.float32) == 0, f"weight is 0 (no {self.options.weight})")
+        self.rows += len(weights)
+        self._append(batch, queries, texts, keep, part)
+
+    def _drop(self, keep: np.ndarray, fault: np.ndarray, reason: str) -> None:
+        fault = fault & keep
+        if fault.any():
+            self.skipped[reason] += int(fault.sum())
+            keep &= ~fault
+
+    def _append(
+        self,
+        batch: Batch,
+        queries: pa.DictionaryArray,
+        texts: pa.DictionaryArray,
+        keep: np.ndarray,
+        part: int,
+    ) -> None:
+        count = int(keep.sum())
+        if count == 0:
+            return
+        none = pa.array([""], pa.large_string()).take(pa.array(np.zeros(len(keep), dtype=np.int32)))
+        columns = {
+            "match_types": _encode(none if batch.match_types is None else batch.match_types, None),
+            **{name: _encode(batch.extras.get(name, none), normalise_array) for name in self.extras},
+        }
+        if count < len(keep):
+            mask = pa.array(keep)
+            queries, texts = queries.filter(mask), texts.filter(mask)
+            columns = {name: column.filter(mask) for name, column in columns.items()}
+        self.queries.append(queries)
+        self.texts.append(texts)
+        self.match_types.append(columns.pop("match_types"))
+        for name, column in columns.items():
+            self.extras[name].append(column)
+        self.weights.append(batch.weights[keep])
+        self.parts.append(np.full(count, part, dtype=np.int8))

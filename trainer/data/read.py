@@ -1,0 +1,253 @@
+"""Entry point of the readers: any files a user has become one `Dataset`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import scipy.sparse as sp
+
+from bidmatch.base.console import progress
+from bidmatch.base.errors import InputError
+from trainer.data.assemble import Assembled, assemble
+from trainer.data.collect import Collector
+from trainer.data.dataset import Dataset, Interactions, ReadReport, SplitRecord
+from trainer.data.fingerprint import fingerprint
+from trainer.data.options import ReadOptions
+from trainer.data.recognise import Recognised, recognise
+from trainer.data.source import open_source
+from trainer.data.split import split_by_query
+
+__all__ = ["Log", "ReadOptions", "read_dataset", "read_log", "report_lines"]
+
+_TRAIN_STEMS = ("trn", "train")
+_TEST_STEMS = ("tst", "test")
+_BAR_FROM_BYTES = 50_000_000
+
+
+@dataclass(frozen=True)
+class Log:
+    """A click log before any split.
+
+    Attributes:
+        phrases: the phrase table of `Dataset`.
+        interactions: all queries, (N, L).
+        report: what was read.
+    """
+
+    phrases: pa.Table
+    interactions: Interactions
+    report: ReadReport
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """All files read: their rows assembled, and what to say of them."""
+
+    assembled: Assembled
+    given_split: bool
+    report: ReadReport
+
+
+def _stem(path: Path) -> str:
+    return path.name.split(".", 1)[0].casefold()
+
+
+def _files(paths: Sequence[Path]) -> tuple[list[tuple[Path, int]], list[str]]:
+    """(file, part) of all inputs, and what was left out of folders."""
+    files: list[tuple[Path, int]] = []
+    notes: list[str] = []
+    for path in paths:
+        if not path.is_dir():
+            files.append((path, 0))
+            continue
+        inside = sorted(
+            entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith(".")
+        )
+        train = [entry for entry in inside if _stem(entry) in _TRAIN_STEMS]
+        test = [entry for entry in inside if _stem(entry) in _TEST_STEMS]
+        if train and test:
+            files += [(entry, 0) for entry in train] + [(entry, 1) for entry in test]
+            rest = [
+                entry.name for entry in inside if entry not in train + test and entry.name != "labels.txt"
+            ]
+        else:
+            logs = [entry for entry in inside if entry.name != "labels.txt" and not _is_document(entry)]
+            files += [(entry, 0) for entry in logs]
+            rest = [entry.name for entry in inside if _is_document(entry)]
+            if not logs:
+                raise InputError("the folder holds no log file", file=path)
+        if rest:
+            notes.append(f"left out of the folder {path}: {', '.join(rest)}")
+    return files, notes
+
+
+def _is_document(path: Path) -> bool:
+    return path.suffix.casefold() in (".md", ".rst") or path.stem.casefold() in (
+        "readme",
+        "license",
+        "licence",
+    )
+
+
+def _read(paths: Sequence[Path], options: ReadOptions) -> _Reading:
+    files, notes = _files(paths)
+    if not files:
+        raise InputError("no file was named")
+    recognised = [(recognise(open_source(path), options), part) for path, part in files]
+    collector = Collector(options)
+    with _bar(files) as advance:
+        for one, part in recognised:
+            one.read(collector, part, advance)
+    label_lists = {one.labels.path: one.labels for one, _ in recognised if one.labels is not None}
+    shared = len(label_lists) == 1 and all(one.labels is not None for one, _ in recognised)
+    assembled = assemble(collector, next(iter(label_lists.values())).catalogue if shared else None)
+    merged = (
+        collector.rows - sum(collector.skipped.values()) - sum(part.clicks.nnz for part in assembled.parts)
+    )
+    given = any(part for _, part in files)
+    if given:
+        assembled = _keep_test_out_of_training(assembled, notes)
+    return _Reading(assembled, given, _report(recognised, collector, assembled, merged, notes))
+
+
+@contextmanager
+def _bar(files: Sequence[tuple[Path, int]]) -> Iterator[Callable[[int], None] | None]:
+    total = sum(path.stat().st_size for path, _ in files)
+    if total < _BAR_FROM_BYTES:
+        yield None
+        return
+    done = 0
+    with progress("reading", total // 1_000_000, "MB") as step:
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            if done >= 1_000_000:
+                step.advance(done // 1_000_000)
+                done %= 1_000_000
+
+        yield advance
+
+
+def _keep_test_out_of_training(assembled: Assembled, notes: list[str]) -> Assembled:
+    train, test = assembled.parts
+    both = pc.is_in(train.queries, value_set=test.queries).to_numpy(zero_copy_only=False)
+    if not both.any():
+        return assembled
+    notes.append(f"{int(both.sum()):,} training queries are also test queries and were dropped from training")
+    return Assembled(assembled.phrases, (train.take(np.flatnonzero(~both)), test))
+
+
+def _report(
+    recognised: Sequence[tuple[Recognised, int]],
+    collector: Collector,
+    assembled: Assembled,
+    merged: int,
+    notes: list[str],
+) -> ReadReport:
+    parts = assembled.parts
+    pairs = sum(part.clicks.nnz for part in parts)
+    formats = Counter(one.format for one, _ in recognised)
+    names = [name if count == 1 else f"{count} x {name}" for name, count in formats.items()]
+    columns: dict[str, list[str]] = {}
+    for one, _ in recognised:
+        for role, header in one.columns.items():
+            if header not in columns.setdefault(role, []):
+                columns[role].append(header)
+    said = list(notes)
+    for one, _ in recognised:
+        for note in one.notes:
+            line = note if len(recognised) == 1 else f"{one.source.path.name}: {note}"
+            if line not in said:
+                said.append(line)
+    return ReadReport(
+        format="; ".join(names),
+        files=[str(one.source.path) for one, _ in recognised],
+        queries=sum(len(part) for part in parts),
+        phrases=len(assembled.phrases),
+        pairs=pairs,
+        total_weight=float(sum(part.clicks.sum(dtype=np.float64) for part in parts)),
+        rows=collector.rows,
+        duplicates_merged=merged,
+        skipped=dict(collector.skipped.most_common()),
+        columns={role: " | ".join(headers) for role, headers in columns.items()},
+        notes=said,
+        fingerprint=fingerprint(assembled.phrases, parts),
+    )
+
+
+def read_log(paths: Sequence[Path], options: ReadOptions | None = None) -> Log:
+    """Read logs without splitting them; a test part that the data brings along is put back in.
+
+    Raises:
+        InputError: a file cannot be read; see `read_dataset`.
+    """
+    reading = _read(paths, options or ReadOptions())
+    train, test = reading.assembled.parts
+    return Log(reading.assembled.phrases, join(train, test), reading.report)
+
+
+def join(one: Interactions, other: Interactions) -> Interactions:
+    """The interactions of two parts with distinct queries over the same phrases, sorted by query."""
+    if len(other) == 0:
+        return one
+    queries = pa.concat_arrays([one.queries, other.queries])
+    both = Interactions(queries, sp.csr_matrix(sp.vstack([one.clicks, other.clicks])))
+    return both.take(pc.sort_indices(queries).to_numpy())
+
+
+def read_dataset(paths: Sequence[Path], options: ReadOptions | None = None) -> Dataset:
+    """Read logs, reports or dataset folders into one `Dataset`, each file recognised by its content.
+
+    A folder with `trn.*` (or `train.*`) and `tst.*` (or `test.*`) files brings its split along; otherwise
+    `options.test_share` of the queries is held out by hash. Several files of any kinds are merged.
+
+    Args:
+        paths: files and folders.
+        options: how to read them; None: the defaults.
+
+    Raises:
+        InputError: a file is missing, of no known kind, holds a bad line (and bad lines stop) or no pair.
+    """
+    options = options or ReadOptions()
+    reading = _read(paths, options)
+    train, test = reading.assembled.parts
+    if reading.given_split:
+        split = SplitRecord(kind="given")
+    else:
+        train, test = split_by_query(train, options.test_share, options.split_seed, salt="test")
+        split = SplitRecord(kind="by_query_hash", share=options.test_share, seed=options.split_seed)
+    split = split.model_copy(update={"train_queries": len(train), "test_queries": len(test)})
+    return Dataset(reading.assembled.phrases, train, test, split, reading.report)
+
+
+def report_lines(report: ReadReport, split: SplitRecord | None = None) -> list[str]:
+    """What was read, line by line, for a person."""
+    lines = [f"recognised: {report.format}"]
+    if report.columns:
+        lines.append("columns: " + ", ".join(f"{role} = {header}" for role, header in report.columns.items()))
+    lines.append(
+        f"read: {report.queries:,} queries, {report.phrases:,} phrases, {report.pairs:,} pairs, "
+        f"total weight {report.total_weight:,.15g}"
+    )
+    lines.append(f"rows: {report.rows:,} seen, {report.duplicates_merged:,} duplicates merged")
+    lines += [f"left out: {count:,} rows: {reason}" for reason, count in report.skipped.items()]
+    lines += [f"note: {note}" for note in report.notes]
+    if split is not None:
+        how = (
+            "as given"
+            if split.kind == "given"
+            else f"by hash of the query, share {split.share:g}, seed {split.seed}"
+        )
+        lines.append(
+            f"held out: {split.test_queries:,} queries ({how}); {split.train_queries:,} left for training"
+        )
+    lines.append(f"fingerprint: {report.fingerprint}")
+    return lines
