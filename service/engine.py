@@ -26,7 +26,7 @@ class EngineSettings(BaseModel):
 
     Attributes:
         encoder_threads: threads of one encoder call; more calls at once scale better than more threads.
-        ef: breadth of the index search; None takes the one measured for this bundle.
+        ef: a wider index search than the bundle's own; None or a lesser one takes the bundle's.
     """
 
     encoder_threads: int = Field(1, ge=1)

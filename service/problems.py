@@ -1,0 +1,151 @@
+"""Errors as problem details (RFC 9457), those of the framework included."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Match, Route
+
+MEDIA_TYPE = "application/problem+json"
+
+_log = logging.getLogger("bidmatch.service")
+
+
+class FieldError(BaseModel):
+    """One thing that is wrong with a request."""
+
+    where: str = Field(description="the field, such as `body.k`", examples=["body.k"])
+    reason: str = Field(description="what is wrong with it")
+
+
+class Problem(BaseModel):
+    """Problem details (RFC 9457)."""
+
+    type: str = Field(
+        description="stable identifier of the kind of problem", examples=["urn:bidmatch:queue-full"]
+    )
+    title: str = Field(description="the kind of problem, for people")
+    status: int = Field(description="the HTTP status", ge=400, le=599)
+    detail: str = Field(description="what went wrong this time")
+    errors: list[FieldError] = Field(default=[], description="each field that is wrong, if fields are")
+
+
+class ProblemError(Exception):
+    """Ends a request with a problem.
+
+    Args:
+        status: HTTP status, 4xx or 5xx.
+        kind: last part of the problem's type, such as `queue-full`.
+        detail: what went wrong this time, for people.
+        errors: the fields that are wrong.
+        headers: more response headers.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        detail: str,
+        *,
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(detail)
+        self.status, self.kind, self.detail = status, kind, detail
+        self.errors, self.headers = list(errors), dict(headers or {})
+
+    def body(self) -> bytes:
+        """The JSON document."""
+        document: dict[str, Any] = {
+            "type": f"urn:bidmatch:{self.kind}",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": _encodable(self.detail),
+        }
+        if self.errors:
+            document["errors"] = [
+                {"where": _encodable(error.where), "reason": _encodable(error.reason)}
+                for error in self.errors
+            ]
+        return orjson.dumps(document)
+
+    def response(self) -> Response:
+        """The HTTP response."""
+        return Response(self.body(), self.status, self.headers, MEDIA_TYPE)
+
+
+def _encodable(text: str) -> str:
+    """Text that UTF-8 can carry: what a client sent may hold lone surrogates."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def invalid(errors: Sequence[FieldError]) -> ProblemError:
+    """422: the request is well formed, its values are not allowed."""
+    detail = "; ".join(f"{error.where}: {error.reason}" for error in errors[:3])
+    more = f"; and {len(errors) - 3} more" if len(errors) > 3 else ""
+    return ProblemError(422, "invalid-request", detail + more, errors=errors[:20])
+
+
+def field_errors(raw: Sequence[Any], start: tuple[str, ...] = ()) -> list[FieldError]:
+    """Pydantic's errors as field errors; what the client sent is not repeated."""
+    return [
+        FieldError(
+            where=".".join(str(part) for part in (*start, *error["loc"])) or "body",
+            reason=str(error["msg"]).removeprefix("Value error, "),
+        )
+        for error in raw
+    ]
+
+
+async def _on_problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return error.response()
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
+    detail, headers = error.detail, dict(error.headers or {})
+    if error.status_code == 404:
+        detail = "There is nothing at this path; /docs says what there is."
+    elif error.status_code == 405:
+        # Starlette names the methods of the first route of this path only.
+        headers["Allow"] = ", ".join(_methods(request))
+        detail = f"This path takes {headers['Allow']}."
+    return ProblemError(error.status_code, kind, detail, headers=headers).response()
+
+
+def _methods(request: Request) -> list[str]:
+    """Every method that some route takes at the request's path."""
+    taken: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            taken |= route.methods or set()
+    return sorted(taken)
+
+
+async def _on_validation(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return invalid(field_errors(error.errors())).response()
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return ProblemError(500, "internal-error", "The service failed; its log says why.").response()
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of `app` with problem details."""
+    app.add_exception_handler(ProblemError, _on_problem)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(RequestValidationError, _on_validation)
+    app.add_exception_handler(Exception, _on_bug)
