@@ -1,0 +1,1 @@
+"""A simulated ads click log, and the whole chain run on it."""
