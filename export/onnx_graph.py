@@ -78,8 +78,12 @@ def _quiet():  # type: ignore[no-untyped-def]
 
 
 def _strip(model: onnx.ModelProto) -> None:
-    """Drop stack traces, source lines and names of source files, which the exporter leaves on every node."""
-    for thing in (model, model.graph, *model.graph.node, *model.graph.initializer, *model.graph.value_info):
+    """Drop stack traces and source lines, which the exporter leaves on every node, and inferred shapes.
+
+    The quantiser transposes weights without correcting the shapes that were inferred for them.
+    """
+    del model.graph.value_info[:]
+    for thing in (model, model.graph, *model.graph.node, *model.graph.initializer):
         thing.doc_string = ""
         if hasattr(thing, "metadata_props"):
             del thing.metadata_props[:]
@@ -91,6 +95,6 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
             for position, name in enumerate(names):
                 if name == old:
                     names[position] = new
-    for value in (*graph.output, *graph.value_info, *graph.initializer):
+    for value in (*graph.output, *graph.initializer):
         if value.name == old:
             value.name = new

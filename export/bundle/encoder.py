@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
 
-from bidmatch.base.errors import ConfigError, DamagedError
+from bidmatch.base.errors import BidmatchError, ConfigError, DamagedError
 from bidmatch.base.text import key
 from export.bundle.format import (
     ATTENTION_MASK,
@@ -25,7 +24,9 @@ from export.bundle.read import Bundle
 CPU = ("CPUExecutionProvider",)
 
 
-def make_session(model: bytes, *, threads: int, providers: Sequence[str] = CPU) -> onnxruntime.InferenceSession:
+def make_session(
+    model: bytes, *, threads: int, providers: Sequence[str] = CPU
+) -> onnxruntime.InferenceSession:
     """An ONNX Runtime session for short texts beside other threads: bounded threads that never spin.
 
     Make it after forking, not before.
@@ -75,12 +76,54 @@ def pad(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     width = max(1, int(lengths.max(initial=0)))
     mask = np.arange(width) < lengths[:, None]
     ids = np.zeros((len(rows), width), dtype=np.int64)
-    ids[mask] = np.fromiter((token for row in rows for token in row), dtype=np.int64, count=int(lengths.sum()))
+    ids[mask] = np.fromiter(
+        (token for row in rows for token in row), dtype=np.int64, count=int(lengths.sum())
+    )
     return ids, mask.astype(np.int64)
 
 
-class QueryEncoder:
+class TextEncoder:
     """Turns query texts into vectors [Φ_D(x) ⊕ N(Φ_C(x))]. Safe to call from several threads at once.
+
+    Args:
+        session: an ONNX encoder (see `make_session`).
+        tokenizer: a `tokenizers.Tokenizer` that does not pad.
+        dim: width of the vectors.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession, tokenizer: Tokenizer, dim: int):
+        self.dim = dim
+        self._session = session
+        self._tokenizer = tokenizer
+
+    def tokenise(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids and attention mask, int64 (n, t), of texts as people write them.
+
+        t is the longest one's length, at least 1; an empty text may be all mask 0.
+        """
+        encodings = self._tokenizer.encode_batch_fast([key(text) for text in texts])
+        return pad([encoding.ids for encoding in encodings])
+
+    def run(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Vectors, float32 (n, dim), of what `tokenise` gave."""
+        if not len(ids):
+            return np.zeros((0, self.dim), dtype=np.float32)
+        feed = {INPUT_IDS: ids, ATTENTION_MASK: mask}
+        vectors: np.ndarray = self._session.run([EMBEDDING], feed)[0]
+        return vectors
+
+    def encode(self, texts: Sequence[str], batch: int = 256) -> np.ndarray:
+        """Vectors, float32 (n, dim), of any number of texts, `batch` at a time, like lengths together."""
+        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
+        order = np.argsort(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)), kind="stable")
+        for start in range(0, len(texts), batch):
+            rows = order[start : start + batch]
+            vectors[rows] = self.run(*self.tokenise([texts[row] for row in rows]))
+        return vectors
+
+
+class QueryEncoder(TextEncoder):
+    """The encoder of a bundle.
 
     Args:
         bundle: a verified bundle.
@@ -106,59 +149,32 @@ class QueryEncoder:
         providers: Sequence[str] = CPU,
         precision: Precision | None = None,
     ):
-        self.dim = bundle.manifest.dim
         self.precision: Precision = precision or bundle.manifest.encoder.precision
         name = ENCODER_INT8 if self.precision == "int8" else ENCODER_FP32
         if name not in bundle.manifest.files:
             raise ConfigError(f"{bundle.path} has no {self.precision} encoder", hint="Its export kept fp32.")
         try:
-            self._session = make_session(bundle.read_bytes(name), threads=threads, providers=providers)
-        except ConfigError:
+            session = make_session(bundle.read_bytes(name), threads=threads, providers=providers)
+        except BidmatchError:
             raise
         except Exception as error:  # ONNX Runtime's own errors share no public base class
             raise DamagedError(f"{bundle.path}: {name} cannot be loaded: {error}") from error
-        if problem := io_problem(self._session, self.dim):
+        if problem := io_problem(session, bundle.manifest.dim):
             raise DamagedError(f"{bundle.path}: {name}: {problem}")
-        self.providers: list[str] = self._session.get_providers()
-        self._tokenizer = load_tokenizer(bundle)
-
-    def tokenise(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids and attention mask, int64 (n, t), of query texts as people write them.
-
-        t is the longest one's length, at least 1; an empty text may be all mask 0.
-        """
-        encodings = self._tokenizer.encode_batch_fast([key(text) for text in texts])
-        return pad([encoding.ids for encoding in encodings])
-
-    def run(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Vectors, float32 (n, dim), of what `tokenise` gave."""
-        if not len(ids):
-            return np.zeros((0, self.dim), dtype=np.float32)
-        feed = {INPUT_IDS: ids, ATTENTION_MASK: mask}
-        vectors: np.ndarray = self._session.run([EMBEDDING], feed)[0]
-        return vectors
-
-    def encode(self, texts: Sequence[str], batch: int = 256) -> np.ndarray:
-        """Vectors, float32 (n, dim), of any number of texts, `batch` at a time, like lengths together."""
-        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
-        order = np.argsort(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)), kind="stable")
-        for start in range(0, len(texts), batch):
-            rows = order[start : start + batch]
-            vectors[rows] = self.run(*self.tokenise([texts[row] for row in rows]))
-        return vectors
+        super().__init__(session, load_tokenizer(bundle), bundle.manifest.dim)
+        self.providers: list[str] = session.get_providers()
 
 
-def load_tokenizer(bundle: Bundle) -> Any:
+def load_tokenizer(bundle: Bundle) -> Tokenizer:
     """The bundle's `tokenizers.Tokenizer`, its padding off (`pad` does it), its truncation as trained.
 
     Raises:
         DamagedError: it is none.
     """
+    raw = bundle.read_bytes(TOKENIZER)
     try:
-        tokenizer = Tokenizer.from_buffer(bundle.read_bytes(TOKENIZER))
+        tokenizer = Tokenizer.from_buffer(raw)
     except Exception as error:  # tokenizers raises bare Exception
-        if isinstance(error, DamagedError):
-            raise
         raise DamagedError(f"{bundle.path}: {TOKENIZER} cannot be loaded: {error}") from error
     tokenizer.no_padding()
     return tokenizer

@@ -27,7 +27,9 @@ ATTENTION_MASK = "attention_mask"
 EMBEDDING = "embedding"
 
 Precision = Literal["fp32", "int8"]
-FileName = Literal["encoder.onnx", "encoder.int8.onnx", "tokenizer.json", "index.hnsw", "vectors.npy", "phrases.arrow"]
+FileName = Literal[
+    "encoder.onnx", "encoder.int8.onnx", "tokenizer.json", "index.hnsw", "vectors.npy", "phrases.arrow"
+]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 Metrics = dict[str, float]
@@ -90,8 +92,8 @@ class Candidate(_Record):
         bytes: size of its file.
         quality: P@1, P@5, recall@10 in percent on the validation queries, by exact search.
         loss: points of each that it is below fp32 (negative where it is above).
-        ms_per_query: mean milliseconds of one query on one thread, tokenised, batch of one.
-        ms_per_query_batched: the same in batches of 32.
+        ms_per_query: mean milliseconds of the encoder alone (tokens are there), one query a call, one thread.
+        ms_per_query_batched: the same, 32 queries a call.
         chosen: whether this is what serves on a CPU.
         reason: why, or why not.
     """

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_LAYOUT = struct.Struct("<6QiI3QdQ")  # HierarchicalNSW::saveIndex of hnswlib 0.8 on a 64-bit little-endian machine
+_LAYOUT = struct.Struct(
+    "<6QiI3QdQ"
+)  # HierarchicalNSW::saveIndex of hnswlib 0.8 on a 64-bit little-endian machine
 HEADER_BYTES = _LAYOUT.size
 _MAX_LEVEL = 64
 
@@ -92,7 +94,9 @@ def nodes(raw: np.ndarray, header: IndexHeader, rows: np.ndarray) -> tuple[np.nd
         rows: internal node numbers, int64 (n,).
     """
     start = HEADER_BYTES
-    block = raw[start : start + header.count * header.node_bytes].reshape(header.count, header.node_bytes)[rows]
+    block = raw[start : start + header.count * header.node_bytes].reshape(header.count, header.node_bytes)[
+        rows
+    ]
     vectors = np.ascontiguousarray(block[:, header.vector_offset : header.label_offset]).view(np.float32)
     labels = np.ascontiguousarray(block[:, header.label_offset : header.label_offset + 8]).view(np.int64)
     return labels[:, 0], vectors

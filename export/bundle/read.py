@@ -190,7 +190,9 @@ def _check_agreement(path: Path, manifest: Manifest) -> None:
     names = set(manifest.files)
     wanted = REQUIRED_FILES | ({ENCODER_INT8} if manifest.encoder.precision == "int8" else set())
     if names != wanted:
-        _damaged(path, f"{MANIFEST} lists {', '.join(sorted(names))}; there should be {', '.join(sorted(wanted))}")
+        _damaged(
+            path, f"{MANIFEST} lists {', '.join(sorted(names))}; there should be {', '.join(sorted(wanted))}"
+        )
     if (manifest.encoder.file == ENCODER_INT8) != (manifest.encoder.precision == "int8"):
         _damaged(path, f"{MANIFEST}: {manifest.encoder.file} cannot be {manifest.encoder.precision}")
     if manifest.index.k > manifest.counts.phrases:
@@ -215,7 +217,9 @@ def _open_regular(path: Path, name: str) -> BinaryIO:
         descriptor = os.open(path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         link = (path / name).is_symlink()
-        _damaged(path, f"{name} is a link, not a file" if link else f"{name} cannot be read: {error.strerror}")
+        _damaged(
+            path, f"{name} is a link, not a file" if link else f"{name} cannot be read: {error.strerror}"
+        )
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         _damaged(path, f"{name} is no regular file")

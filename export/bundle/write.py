@@ -103,7 +103,8 @@ def finish(folder: Path, fields: dict[str, Any]) -> Manifest:
     """
     names = sorted(entry.name for entry in folder.iterdir())
     files = {
-        name: FileRecord(sha256=sha256_file(folder / name), bytes=(folder / name).stat().st_size) for name in names
+        name: FileRecord(sha256=sha256_file(folder / name), bytes=(folder / name).stat().st_size)
+        for name in names
     }
     index = fields["index"]
     manifest = Manifest.model_validate(

@@ -1,0 +1,267 @@
+"""Turns a trained model into a bundle."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from pydantic import BaseModel, ConfigDict, Field
+from tokenizers import Tokenizer
+
+from bidmatch import __version__
+from bidmatch.base.console import say
+from export.bundle.encoder import TextEncoder, make_session
+from export.bundle.format import (
+    ENCODER_FP32,
+    ENCODER_INT8,
+    INDEX,
+    Candidate,
+    Counts,
+    EncoderRecord,
+    Manifest,
+    Precision,
+    Quality,
+)
+from export.bundle.index import exact_topk
+from export.bundle.write import finish, new_bundle, write_phrases, write_tokenizer
+from export.hnsw import RecallTarget, TunedIndex, search, tune
+from export.onnx_graph import OPSET, export_onnx
+from export.quantise import choose, int8_instructions, processor, quantise
+from export.source import ExportSource
+from export.vectors import check_parity, write_label_vectors
+from trainer.metrics import evaluate_ranking, propensities
+
+_PARITY_QUERIES = 1_000
+_PHRASE_QUERIES = 1_000
+_SCORE_BUDGET = (
+    50_000_000_000  # scores computed exactly for the choices: 5,000 queries over ten million phrases
+)
+_LEAST_QUERIES = 500
+# Beyond this, one thread would build for minutes; the graph of several threads is never twice the same.
+_SERIAL_BUILD_UP_TO = 100_000
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxruntime-gpu",
+    "onnxruntime",
+    "hnswlib",
+    "tokenizers",
+    "numpy",
+)
+
+
+class ExportOptions(BaseModel):
+    """What an export is asked for.
+
+    Attributes:
+        target_recall: recall@k of exact search that the index must reach.
+        recall_k: that k.
+        quality_bound: points of P@1, P@5 and recall@10 that the quantised encoder may lose.
+        threads: CPU threads; 0 for all cores.
+        build_threads: threads of the index's build; 0 for one up to 100,000 phrases (then a repeated export is
+            the same to the last byte) and `threads` beyond.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target_recall: float = Field(0.99, gt=0, le=1)
+    recall_k: int = Field(100, ge=1)
+    quality_bound: float = Field(0.5, ge=0)
+    threads: int = Field(0, ge=0)
+    build_threads: int = Field(0, ge=0)
+
+
+@dataclass(frozen=True)
+class _Encoders:
+    record: EncoderRecord
+    chosen: TextEncoder
+    vectors: np.memmap
+
+
+def build_bundle(
+    source: ExportSource, out: Path, options: ExportOptions, *, overwrite: bool = False
+) -> Manifest:
+    """Export a trained model to the bundle folder `out`, whole and verified or not at all.
+
+    Args:
+        source: the model, its phrases and held-out queries.
+        out: the folder to make.
+        options: see ExportOptions.
+        overwrite: replace what is there.
+
+    Raises:
+        BidmatchError: `out` exists and `overwrite` is false, or ONNX does not compute what torch does.
+    """
+    threads = options.threads or os.cpu_count() or 1
+    with new_bundle(out, overwrite=overwrite) as folder:
+        write_phrases(folder, source.phrases)
+        write_tokenizer(folder, source.tokenizer.to_str())
+        encoders = _make_encoders(folder, source, options.quality_bound, threads)
+        tuned = _make_index(source, encoders, options, threads)
+        tuned.index.save_index(str(folder / INDEX))
+        quality = _measure(source, encoders, tuned, threads)
+        manifest = finish(
+            folder,
+            {
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "model": source.record,
+                "dim": source.dim,
+                "metric": "ip",
+                "counts": Counts(
+                    phrases=source.phrases.num_rows,
+                    train_queries=source.data.split.train_queries,
+                    validation_queries=len(source.validation),
+                    test_queries=source.test_queries,
+                ),
+                "encoder": encoders.record,
+                "index": tuned.record,
+                "data": source.data,
+                "quality": quality,
+                "measured_on": {
+                    "processor": processor(),
+                    "int8_instructions": int8_instructions(),
+                    "cores": str(os.cpu_count()),
+                    "system": f"{platform.system()} {platform.machine()}",
+                },
+                "versions": _versions(),
+                "licences": source.licences,
+            },
+        )
+    say(
+        f"bundle {manifest.bundle_id}: {manifest.counts.phrases:,} phrases x {manifest.dim}, written to {out}"
+    )
+    return manifest
+
+
+def _make_encoders(folder: Path, source: ExportSource, bound: float, threads: int) -> _Encoders:
+    fp32, int8 = folder / ENCODER_FP32, folder / ENCODER_INT8
+    say("writing the encoder as ONNX")
+    export_onnx(source.model, fp32)
+    tokenizer = Tokenizer.from_str(source.tokenizer.to_str())
+    tokenizer.no_padding()
+
+    def load(file: Path, count: int) -> TextEncoder:
+        return TextEncoder(make_session(file.read_bytes(), threads=count), tokenizer, source.dim)
+
+    exact = load(fp32, 1)
+    queries, kind = _queries(source)
+    parity = check_parity(source.model, exact, queries[:_PARITY_QUERIES])
+    say(
+        f"ONNX (opset {OPSET}) against torch on {parity.queries:,} {kind}: "
+        f"cosine at least {parity.min_cosine}, mean {parity.mean_cosine}"
+    )
+    vectors = write_label_vectors(folder, source, load(fp32, threads))
+    if not len(source.validation):
+        say("no validation queries were kept, so the quantised encoder cannot be judged: fp32 serves")
+        chosen, candidates = exact, [_unjudged(fp32)]
+    else:
+        say(f"quantising the encoder (8-bit instructions here: {int8_instructions()})")
+        operators = quantise(fp32, int8)
+        small = load(int8, 1)
+        entries: list[tuple[Precision, list[str], Path, TextEncoder]] = [
+            ("fp32", [], fp32, exact),
+            ("int8", operators, int8, small),
+        ]
+        sample = source.validation.take(_sample(len(source.validation), len(vectors)))
+        candidates = choose(entries, sample, vectors, bound)
+        chosen = small if candidates[1].chosen else exact
+        if not candidates[1].chosen:
+            int8.unlink()
+    precision: Precision = "fp32" if chosen is exact else "int8"
+    record = EncoderRecord(
+        file=ENCODER_FP32 if precision == "fp32" else ENCODER_INT8,
+        precision=precision,
+        opset=OPSET,
+        max_tokens=(tokenizer.truncation or {}).get("max_length"),
+        parity=parity,
+        quality_bound=bound,
+        candidates=candidates,
+    )
+    return _Encoders(record, chosen, vectors)
+
+
+def _unjudged(file: Path) -> Candidate:
+    return Candidate(
+        precision="fp32",
+        quantised_ops=[],
+        bytes=file.stat().st_size,
+        quality={},
+        loss={},
+        ms_per_query=0.0,
+        ms_per_query_batched=0.0,
+        chosen=True,
+        reason="there are no validation queries to judge another on",
+    )
+
+
+def _sample(available: int, labels: int) -> np.ndarray:
+    """Rows of the queries that choices are made on: all, unless exact search over them would take too long."""
+    count = min(available, max(_LEAST_QUERIES, _SCORE_BUDGET // labels))
+    return np.sort(np.random.default_rng(0).permutation(available)[:count])
+
+
+def _queries(source: ExportSource) -> tuple[list[str], str]:
+    """Texts to measure with: validation queries, or phrases where there are none."""
+    if len(source.validation):
+        return source.validation.queries.to_pylist(), "validation queries"
+    rows = np.random.default_rng(0).permutation(source.phrases.num_rows)[:_PHRASE_QUERIES]
+    return source.phrases["text"].take(np.sort(rows)).to_pylist(), "phrases"
+
+
+def _make_index(
+    source: ExportSource, encoders: _Encoders, options: ExportOptions, threads: int
+) -> TunedIndex:
+    texts, kind = _queries(source)
+    queries = encoders.chosen.encode([texts[row] for row in _sample(len(texts), len(encoders.vectors))])
+    serial = len(encoders.vectors) <= _SERIAL_BUILD_UP_TO
+    build_threads = options.build_threads or (1 if serial else threads)
+    if build_threads > 1:
+        say(
+            f"the index is built by {build_threads} threads: its graph depends on their timing (--build-threads 1)"
+        )
+    target = RecallTarget(options.target_recall, options.recall_k)
+    return tune(encoders.vectors, queries, kind, target, threads=threads, build_threads=build_threads)
+
+
+def _measure(source: ExportSource, encoders: _Encoders, tuned: TunedIndex, threads: int) -> Quality:
+    a, b = source.propensity
+    if not len(source.validation):
+        return Quality(queries=0, propensity={"A": a, "B": b}, exact={}, index={})
+    vectors = encoders.vectors
+    sample = source.validation.take(_sample(len(source.validation), len(vectors)))
+    queries = encoders.chosen.encode(sample.queries.to_pylist())
+    weights = propensities(source.train_clicks, source.data.split.train_queries, a, b)
+    k = min(100, len(vectors))
+    rankings = {
+        "exact": exact_topk(queries, vectors, k)[0],
+        "index": search(tuned.index, vectors, queries, k, threads),
+    }
+    figures = {}
+    for name, rows in rankings.items():
+        found = evaluate_ranking(rows, sample.clicks, propensity=weights)
+        figures[name] = {key: round(float(value), 4) for key, value in found.items() if math.isfinite(value)}
+        shown = ("P@1", "P@5", "PSP@5", "recall@10")
+        say(
+            f"{name}: "
+            + ", ".join(f"{key} {figures[name][key]:.2f}" for key in shown if key in figures[name])
+        )
+    return Quality(queries=len(sample), propensity={"A": a, "B": b}, **figures)
+
+
+def _versions() -> dict[str, str]:
+    found = {"bidmatch": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    found.setdefault("onnxruntime", onnxruntime.__version__)
+    return found

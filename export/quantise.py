@@ -1,0 +1,168 @@
+"""The 8-bit encoder for CPUs: made, measured beside fp32, and taken only where it loses little enough."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import scipy.sparse as sp
+from onnxruntime.quantization import QuantType, quantize_dynamic
+
+from bidmatch.base.console import progress, say
+from export.bundle.encoder import TextEncoder
+from export.bundle.format import Candidate, Precision
+from export.bundle.index import exact_topk
+from trainer.data.dataset import Interactions
+from trainer.metrics import evaluate_ranking
+
+JUDGED = ("P@1", "P@5", "recall@10")
+_QUANTISED = ("MatMul", "Gemm", "Gather")
+_INT8_INSTRUCTIONS = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "avx2")
+_TIMED_QUERIES = 500
+_TIMED_BATCH = 32
+
+
+def quantise(fp32: Path, int8: Path) -> list[str]:
+    """Write an encoder whose weights, word vectors included, are 8-bit, activations quantised as they come.
+
+    Weights have a scale a channel, which keeps outliers apart, and use 7 of the 8 bits: without VNNI, processors
+    add pairs of 8-bit products in 16 bits and saturate, so full range would be right on one machine and
+    wrong on the next.
+
+    Returns:
+        The operator types that were quantised.
+    """
+    level = logging.root.level
+    logging.root.setLevel(logging.ERROR)  # the quantiser warns through the root logger on every file
+    try:
+        quantize_dynamic(
+            str(fp32),
+            str(int8),
+            op_types_to_quantize=list(_QUANTISED),
+            per_channel=True,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+        )
+    finally:
+        logging.root.setLevel(level)
+    made = {node.op_type for node in onnx.load(str(int8), load_external_data=False).graph.node}
+    pairs = (("MatMul", "MatMulInteger"), ("Gather", "DequantizeLinear"))
+    return [source for source, result in pairs if result in made]
+
+
+def int8_instructions() -> str:
+    """Which 8-bit instructions this processor has, best first; `none known` where it cannot be told."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return "none known"
+    flags = set(text.split())
+    return " ".join(name for name in _INT8_INSTRUCTIONS if name in flags) or "none known"
+
+
+def processor() -> str:
+    """The processor's name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def measure_quality(queries: np.ndarray, vectors: np.ndarray, truth: sp.csr_matrix) -> dict[str, float]:
+    """P@1, P@5 and recall@10 in percent by exact search.
+
+    Args:
+        queries: float32 (n, dim).
+        vectors: float32 (L, dim).
+        truth: (n, L).
+    """
+    with progress("exact search", len(queries), "queries") as step:
+        rows = exact_topk(queries, vectors, 10)[0]
+        step.advance(len(queries))
+    found = evaluate_ranking(rows, truth, ks=(1, 5), recall_ks=(10,))
+    return {name: round(float(found[name]), 4) for name in JUDGED}
+
+
+def milliseconds_per_query(encoder: TextEncoder, texts: Sequence[str], batch: int) -> float:
+    """Mean time of the encoder a query, tokens at hand, `batch` queries a call."""
+    calls = [encoder.tokenise(texts[start : start + batch]) for start in range(0, len(texts), batch)]
+    encoder.run(*calls[0])
+    started = time.perf_counter()
+    for ids, mask in calls:
+        encoder.run(ids, mask)
+    return (time.perf_counter() - started) * 1e3 / len(texts)
+
+
+def verdict(fp32: Candidate, int8: Candidate, bound: float) -> tuple[bool, str]:
+    """Whether the quantised encoder is to serve, and why.
+
+    It must lose at most `bound` points of each of P@1, P@5 and recall@10, and be smaller or faster.
+    """
+    worst = max(int8.loss, key=lambda name: int8.loss[name])
+    if int8.loss[worst] > bound:
+        return False, f"loses {int8.loss[worst]:.2f} points of {worst}, more than the bound of {bound:g}"
+    smaller, faster = int8.bytes < fp32.bytes, int8.ms_per_query < fp32.ms_per_query
+    if not smaller and not faster:
+        return False, "neither smaller nor faster"
+    gains = " and ".join(word for word, holds in (("smaller", smaller), ("faster", faster)) if holds)
+    return True, f"{gains}, and loses at most {max(0.0, int8.loss[worst]):.2f} points (bound {bound:g})"
+
+
+def choose(
+    candidates: Sequence[tuple[Precision, list[str], Path, TextEncoder]],
+    validation: Interactions,
+    vectors: np.ndarray,
+    bound: float,
+) -> list[Candidate]:
+    """Measure the fp32 and the quantised encoder on held-out queries and choose between them, aloud.
+
+    Args:
+        candidates: fp32 first: precision, quantised operators, file, encoder.
+        validation: queries and their labels, at least one.
+        vectors: float32 (L, dim) label vectors, made with fp32.
+        bound: points that may be lost.
+    """
+    texts = validation.queries.to_pylist()
+    timed = texts[:_TIMED_QUERIES]
+    records: list[Candidate] = []
+    for precision, operators, file, encoder in candidates:
+        quality = measure_quality(encoder.encode(texts), vectors, validation.clicks)
+        base = records[0].quality if records else quality
+        records.append(
+            Candidate(
+                precision=precision,
+                quantised_ops=operators,
+                bytes=file.stat().st_size,
+                quality=quality,
+                loss={name: round(base[name] - quality[name], 4) for name in JUDGED},
+                ms_per_query=round(milliseconds_per_query(encoder, timed, 1), 4),
+                ms_per_query_batched=round(milliseconds_per_query(encoder, timed, _TIMED_BATCH), 4),
+                chosen=False,
+                reason="",
+            )
+        )
+    fp32, int8 = records
+    taken, reason = verdict(fp32, int8, bound)
+    for record in records:
+        say(
+            f"  {record.precision}: "
+            + ", ".join(f"{name} {record.quality[name]:.2f}" for name in JUDGED)
+            + f"; {record.bytes / 1e6:.1f} MB; {record.ms_per_query:.3f} ms a query, "
+            f"{record.ms_per_query_batched:.3f} in batches of {_TIMED_BATCH}, one thread"
+        )
+    say(
+        f"quantised encoder {'chosen' if taken else 'NOT chosen'}, on {len(texts):,} validation queries: {reason}"
+    )
+    kept = "the quantised one was not taken: " + reason if not taken else "kept for GPUs and for reference"
+    return [
+        fp32.model_copy(update={"chosen": not taken, "reason": kept}),
+        int8.model_copy(update={"chosen": taken, "reason": reason}),
+    ]

