@@ -17,11 +17,13 @@ from tokenizers import Tokenizer
 
 from bidmatch import __version__
 from bidmatch.base.console import say
+from bidmatch.base.errors import BidmatchError
 from export.bundle.encoder import TextEncoder, make_session
 from export.bundle.format import (
     ENCODER_FP32,
     ENCODER_INT8,
     INDEX,
+    MANIFEST,
     Candidate,
     Counts,
     EncoderRecord,
@@ -66,8 +68,8 @@ class ExportOptions(BaseModel):
         recall_k: that k.
         quality_bound: points of P@1, P@5 and recall@10 that the quantised encoder may lose.
         threads: CPU threads; 0 for all cores.
-        build_threads: threads of the index's build; 0 for one up to 100,000 phrases (then a repeated export is
-            the same to the last byte) and `threads` beyond.
+        build_threads: threads of the index's build; 0 for one up to 100,000 phrases (then a repeated export
+            gives the same index, byte for byte) and `threads` beyond.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -77,6 +79,20 @@ class ExportOptions(BaseModel):
     quality_bound: float = Field(0.5, ge=0)
     threads: int = Field(0, ge=0)
     build_threads: int = Field(0, ge=0)
+
+
+def check_free(out: Path, *, overwrite: bool) -> None:
+    """Refuse an output folder that is taken before any work is done.
+
+    Raises:
+        BidmatchError: it exists, and is not to be overwritten or is no bundle.
+    """
+    if out.exists() and not overwrite:
+        raise BidmatchError(f"{out} already exists", hint="Name another folder, or pass --overwrite.")
+    if out.exists() and not (out / MANIFEST).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise BidmatchError(
+            f"{out} is no bundle, so --overwrite does not replace it", hint="Name another folder."
+        )
 
 
 @dataclass(frozen=True)
@@ -98,8 +114,9 @@ def build_bundle(
         overwrite: replace what is there.
 
     Raises:
-        BidmatchError: `out` exists and `overwrite` is false, or ONNX does not compute what torch does.
+        BidmatchError: `out` is taken (see `check_free`), or ONNX does not compute what torch does.
     """
+    check_free(out, overwrite=overwrite)
     threads = options.threads or os.cpu_count() or 1
     with new_bundle(out, overwrite=overwrite) as folder:
         write_phrases(folder, source.phrases)
@@ -203,7 +220,7 @@ def _unjudged(file: Path) -> Candidate:
 
 
 def _sample(available: int, labels: int) -> np.ndarray:
-    """Rows of the queries that choices are made on: all, unless exact search over them would take too long."""
+    """Rows of the queries that choices are made on: all, unless exact search over them took too long."""
     count = min(available, max(_LEAST_QUERIES, _SCORE_BUDGET // labels))
     return np.sort(np.random.default_rng(0).permutation(available)[:count])
 
@@ -224,9 +241,7 @@ def _make_index(
     serial = len(encoders.vectors) <= _SERIAL_BUILD_UP_TO
     build_threads = options.build_threads or (1 if serial else threads)
     if build_threads > 1:
-        say(
-            f"the index is built by {build_threads} threads: its graph depends on their timing (--build-threads 1)"
-        )
+        say(f"{build_threads} threads build the index: its graph depends on their timing (--build-threads 1)")
     target = RecallTarget(options.target_recall, options.recall_k)
     return tune(encoders.vectors, queries, kind, target, threads=threads, build_threads=build_threads)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,8 +130,9 @@ def tune(
     *,
     threads: int,
     build_threads: int,
+    ladder: Sequence[tuple[int, int]] = LADDER,
 ) -> TunedIndex:
-    """The cheapest index that reaches the target: least M, then least ef, rebuilt with larger M where none does.
+    """The cheapest index that reaches the target: least M, then least ef; rebuilt with larger M if none does.
 
     Args:
         vectors: float32 (L, dim) label vectors.
@@ -139,12 +141,13 @@ def tune(
         target: what is to be reached; where nothing does, the best is taken and said aloud.
         threads: of the measurement of recall (latency is measured on one).
         build_threads: of the build.
+        ladder: (M, ef_construction) to try, in this order.
     """
     k = min(target.k, len(vectors))
     kth_scores = exact_topk(queries, vectors, k)[1][:, -1]
     curve: list[CurvePoint] = []
     best: tuple[Any, CurvePoint, float] | None = None
-    for rung in LADDER:
+    for rung in ladder:
         started = time.monotonic()
         index = build_index(vectors, *rung, threads=build_threads)
         seconds = time.monotonic() - started
@@ -156,16 +159,14 @@ def tune(
             best = (index, point, seconds)
         if reaching:
             break
-        say(
-            f"M={rung[0]} reaches recall@{k} {point.recall:.4f} at best, below {target.recall}: rebuilding wider"
-        )
+        say(f"M={rung[0]} reaches recall@{k} {point.recall:.4f} at best, not {target.recall}: trying wider")
     assert best is not None
     index, point, seconds = best
     index.set_ef(point.ef)
     reached = point.recall >= target.recall
     say(
-        f"index: M={point.M}, ef_construction={point.ef_construction}, ef={point.ef}: recall@{k} of exact search "
-        f"{point.recall:.4f} on {len(queries):,} {query_source}"
+        f"index: M={point.M}, ef_construction={point.ef_construction}, ef={point.ef}: recall@{k} of exact "
+        f"search {point.recall:.4f} on {len(queries):,} {query_source}"
         + (
             f" (target {target.recall})"
             if reached

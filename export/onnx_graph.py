@@ -31,7 +31,7 @@ class QueryVector(nn.Module):
 
 
 def export_onnx(model: nn.Module, file: Path) -> None:
-    """Write a trained model as ONNX: int64 `input_ids`, `attention_mask` (n, t), float32 `embedding` (n, dim).
+    """Write a model as ONNX: int64 `input_ids`, `attention_mask` (n, t) to float32 `embedding` (n, dim).
 
     Both n and t are free, from 1 up. The file holds no paths or other traces of the machine, so the same
     model gives the same bytes.
@@ -58,6 +58,7 @@ def export_onnx(model: nn.Module, file: Path) -> None:
             input_names=[INPUT_IDS, ATTENTION_MASK],
             dynamic_shapes={"input_ids": {0: batch, 1: tokens}, "attention_mask": {0: batch, 1: tokens}},
         )
+    assert program is not None
     graph = program.model_proto
     _strip(graph)
     _rename(graph.graph, EMBEDDING, f"{EMBEDDING}_inner")  # the exporter calls word vectors that, too

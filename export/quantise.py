@@ -30,9 +30,9 @@ _TIMED_BATCH = 32
 def quantise(fp32: Path, int8: Path) -> list[str]:
     """Write an encoder whose weights, word vectors included, are 8-bit, activations quantised as they come.
 
-    Weights have a scale a channel, which keeps outliers apart, and use 7 of the 8 bits: without VNNI, processors
-    add pairs of 8-bit products in 16 bits and saturate, so full range would be right on one machine and
-    wrong on the next.
+    Weights have a scale a channel, which keeps outliers apart, and use 7 of the 8 bits: without VNNI,
+    processors add pairs of 8-bit products in 16 bits and saturate, so full range would be right on one
+    machine and wrong on the next.
 
     Returns:
         The operator types that were quantised.
@@ -158,9 +158,7 @@ def choose(
             + f"; {record.bytes / 1e6:.1f} MB; {record.ms_per_query:.3f} ms a query, "
             f"{record.ms_per_query_batched:.3f} in batches of {_TIMED_BATCH}, one thread"
         )
-    say(
-        f"quantised encoder {'chosen' if taken else 'NOT chosen'}, on {len(texts):,} validation queries: {reason}"
-    )
+    say(f"int8 encoder {'chosen' if taken else 'NOT chosen'} on {len(texts):,} validation queries: {reason}")
     kept = "the quantised one was not taken: " + reason if not taken else "kept for GPUs and for reference"
     return [
         fp32.model_copy(update={"chosen": not taken, "reason": kept}),

@@ -55,7 +55,7 @@ class ExportSource:
         """Licences of what goes into the bundle."""
         made = "the training data's owner decides on the trained weights and phrases"
         own = Licence(
-            what="phrases, classifier table and trained weights", licence="LicenseRef-own", source=made
+            what="phrases, classifier table and trained weights", licence="LicenseRef-data-owner", source=made
         )
         if self.record.name == PACKAGED_NAME:
             base = Licence(

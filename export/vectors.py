@@ -28,7 +28,7 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
 
 
 def write_label_vectors(folder: Path, source: ExportSource, encoder: TextEncoder) -> np.memmap:
-    """Write [Φ_D(z) ⊕ N(Ψ)] of every phrase to `vectors.npy`, float32 (L, dim), block by block; returns it."""
+    """Write [Φ_D(z) ⊕ N(Ψ)] of every phrase to `vectors.npy`, float32 (L, dim), by the block; returns it."""
     count, half = source.table.shape
     texts = source.phrases["text"]
     vectors = create_vectors(folder, count, 2 * half)

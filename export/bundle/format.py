@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-ENCODER_FP32 = "encoder.onnx"
-ENCODER_INT8 = "encoder.int8.onnx"
+ENCODER_FP32: Final = "encoder.onnx"
+ENCODER_INT8: Final = "encoder.int8.onnx"
 TOKENIZER = "tokenizer.json"
 INDEX = "index.hnsw"
 VECTORS = "vectors.npy"
@@ -27,9 +27,6 @@ ATTENTION_MASK = "attention_mask"
 EMBEDDING = "embedding"
 
 Precision = Literal["fp32", "int8"]
-FileName = Literal[
-    "encoder.onnx", "encoder.int8.onnx", "tokenizer.json", "index.hnsw", "vectors.npy", "phrases.arrow"
-]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 Metrics = dict[str, float]
@@ -76,7 +73,7 @@ class Counts(_Record):
 
 
 class Parity(_Record):
-    """Cosine of each half of the ONNX embedding with torch's, the lesser of the two, over `queries` queries."""
+    """Cosine of the ONNX embedding with torch's, the lesser of the two halves, over `queries` queries."""
 
     queries: Count
     min_cosine: float
@@ -237,7 +234,7 @@ class Manifest(_Record):
     dim: Annotated[int, Field(ge=2, multiple_of=2)]
     metric: Literal["ip"]
     counts: Counts
-    files: dict[FileName, FileRecord]
+    files: dict[str, FileRecord]
     encoder: EncoderRecord
     index: IndexRecord
     data: DataRecord

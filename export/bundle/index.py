@@ -52,7 +52,7 @@ class PhraseIndex:
     """The phrases nearest to a vector. Safe to search from several threads at once.
 
     `ef` is state that all searches of an hnswlib index share, so it is set once, here; a search that wants a
-    wider one asks hnswlib for that many results (it searches with the larger of ef and k) and keeps the first k.
+    wider one asks hnswlib for that many results (it searches with the larger of ef and k) and keeps k.
 
     Args:
         bundle: a verified bundle.

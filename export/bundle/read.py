@@ -42,7 +42,7 @@ _SAMPLED_NODES = 256
 def _damaged(path: Path, reason: str) -> NoReturn:
     raise DamagedError(
         f"{path} is no sound bundle: {reason}",
-        hint="Copy it again from where it was made, or export it again; `bidmatch inspect` verifies a bundle.",
+        hint="Copy it again from where it was made, or export it again; `bidmatch inspect` verifies one.",
     )
 
 
@@ -114,7 +114,7 @@ def open_bundle(path: Path) -> Bundle:
         path: the bundle's folder (a link to a folder will do).
 
     Raises:
-        DamagedError: anything is missing, superfluous, altered or of another format version; the reason says what.
+        DamagedError: anything is missing, superfluous, altered or of another format version; it says what.
     """
     path = Path(path)
     if not path.exists():

@@ -1,0 +1,161 @@
+"""`bidmatch inspect`: what is in a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bidmatch.base.console import emit_json
+from export.bundle.format import Manifest
+from export.bundle.read import open_bundle, read_manifest
+
+_EPILOG = """\b
+Examples:
+  bidmatch inspect runs/demo/bundle
+  bidmatch inspect runs/demo/bundle --json | jq .index.curve
+"""
+
+
+@click.command(short_help="Print what is in a bundle.", epilog=_EPILOG)
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Read and verify every file, or the manifest alone.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
+def command(bundle: Path, verify: bool, as_json: bool) -> None:
+    """Print what is in BUNDLE, after verifying it."""
+    columns: list[str] | None = None
+    if verify:
+        with open_bundle(bundle) as opened:
+            manifest, columns = opened.manifest, opened.phrases.column_names
+    else:
+        manifest = read_manifest(bundle)
+    if as_json:
+        emit_json({"path": str(bundle), "verified": verify, **manifest.model_dump(mode="json")})
+        return
+    console = Console(highlight=False)
+    for table in _tables(bundle, manifest, columns):
+        console.print(table)
+    console.print(
+        f"All {len(manifest.files) + 1} files verified." if verify else "Files not verified (--no-verify).",
+        style="green" if verify else "yellow",
+    )
+
+
+def _tables(path: Path, manifest: Manifest, columns: list[str] | None) -> list[Table]:
+    return [
+        _summary(path, manifest, columns),
+        _files(manifest),
+        _encoders(manifest),
+        _curve(manifest),
+        _quality(manifest),
+        _licences(manifest),
+    ]
+
+
+def _table(title: str, *headers: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=bool(headers))
+    for position, header in enumerate(headers):
+        table.add_column(header, justify="left" if position == 0 else "right", overflow="fold")
+    return table
+
+
+def _summary(path: Path, manifest: Manifest, columns: list[str] | None) -> Table:
+    model, counts, split = manifest.model, manifest.counts, manifest.data.split
+    rows = {
+        "folder": str(path),
+        "format": str(manifest.format_version),
+        "created": manifest.created,
+        "model": f"{model.id} ({model.kind}, started from {model.name})",
+        "phrases": f"{counts.phrases:,}" + ("" if columns is None else f" (columns: {', '.join(columns)})"),
+        "vectors": f"{manifest.dim} wide, inner product",
+        "queries": f"{counts.train_queries:,} training, {counts.validation_queries:,} validation, "
+        f"{counts.test_queries:,} test",
+        "data": f"fingerprint {manifest.data.fingerprint}; split {split.kind}, "
+        f"share {split.share:g}, seed {split.seed}",
+        "made with": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),
+        "measured on": ", ".join(f"{name} {value}" for name, value in manifest.measured_on.items()),
+    }
+    table = _table(f"Bundle {manifest.bundle_id}")
+    table.add_column()
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _files(manifest: Manifest) -> Table:
+    table = _table("Files", "file", "bytes", "SHA-256")
+    for name, record in manifest.files.items():
+        table.add_row(name, f"{record.bytes:,}", record.sha256[:16] + "…")
+    return table
+
+
+def _encoders(manifest: Manifest) -> Table:
+    encoder = manifest.encoder
+    parity = encoder.parity
+    table = _table(
+        f"Encoder: {encoder.precision} serves; ONNX opset {encoder.opset}; cosine with torch at least "
+        f"{parity.min_cosine} on {parity.queries:,} texts; bound {encoder.quality_bound:g} points",
+        *("", "MB", "ms/query", "ms/query of 32", "P@1", "P@5", "recall@10", "why"),
+    )
+    for candidate in encoder.candidates:
+        figures = [f"{candidate.quality[name]:.2f}" if name in candidate.quality else "-" for name in _JUDGED]
+        table.add_row(
+            candidate.precision + (" *" if candidate.chosen else ""),
+            f"{candidate.bytes / 1e6:.1f}",
+            f"{candidate.ms_per_query:.3f}",
+            f"{candidate.ms_per_query_batched:.3f}",
+            *figures,
+            candidate.reason,
+        )
+    return table
+
+
+_JUDGED = ("P@1", "P@5", "recall@10")
+
+
+def _curve(manifest: Manifest) -> Table:
+    index = manifest.index
+    verdict = "reached" if index.reached else "NOT reached"
+    table = _table(
+        f"Index: recall@{index.k} {index.recall:.4f}, target {index.target_recall:g} {verdict}, on "
+        f"{index.queries:,} {index.query_source}; built in {index.build_seconds:g} s, {index.build_threads} thread(s)",
+        *("M", "ef_construction", "ef", f"recall@{index.k}", "mean µs", "p99 µs"),
+    )
+    for point in index.curve:
+        chosen = (point.M, point.ef_construction, point.ef) == (index.M, index.ef_construction, index.ef)
+        table.add_row(
+            f"{point.M}" + (" *" if chosen else ""),
+            str(point.ef_construction),
+            str(point.ef),
+            f"{point.recall:.4f}",
+            f"{point.mean_us:,.0f}",
+            f"{point.p99_us:,.0f}",
+        )
+    return table
+
+
+def _quality(manifest: Manifest) -> Table:
+    quality = manifest.quality
+    constants = ", ".join(f"{name} = {value:g}" for name, value in quality.propensity.items())
+    table = _table(f"Percent on {quality.queries:,} validation queries ({constants})", "", *quality.exact)
+    if quality.queries:
+        table.add_row("exact search", *(f"{value:.2f}" for value in quality.exact.values()))
+        table.add_row(
+            "index", *(f"{quality.index[name]:.2f}" for name in quality.exact if name in quality.index)
+        )
+    return table
+
+
+def _licences(manifest: Manifest) -> Table:
+    table = _table("Licences", "what", "licence", "source")
+    for licence in manifest.licences:
+        table.add_row(licence.what, licence.licence, licence.source)
+    return table
