@@ -17,6 +17,7 @@ from trainer.data.fingerprint import MATCH_TYPE
 from trainer.data.strings import hash64, key_array
 
 _EXACT_IN_FLOAT64 = 2.0**53
+_UNIT_SEPARATOR = pa.scalar("\x1f", pa.large_string())
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,24 @@ def sum_pairs(
 def phrase_ids(keys: pa.Array, match_types: pa.Array | None) -> pa.Array:
     """An id for each (key, match type) that stays the same from log to log: 16 hex digits of a hash."""
     if match_types is not None:
-        keys = pc.binary_join_element_wise(keys, match_types.cast(pa.large_string()), "\x1f")
+        match_types = match_types.cast(pa.large_string())
+        typed = pc.binary_join_element_wise(keys, match_types, _UNIT_SEPARATOR)
+        keys = pc.if_else(pc.equal(match_types, ""), keys, typed)
     digests = hash64(keys)
     if len(np.unique(digests)) < len(digests):
-        wide = hash64(pc.binary_join_element_wise(keys, pa.scalar("", pa.large_string()), "\x1f"))
+        wide = hash64(pc.binary_join_element_wise(keys, keys, _UNIT_SEPARATOR))
         return pa.array([f"{a:016x}{b:016x}" for a, b in zip(digests.tolist(), wide.tolist(), strict=True)])
     return pa.array([f"{digest:016x}" for digest in digests.tolist()])
+
+
+def _own_ids(chunks: Sequence[pa.DictionaryArray], phrase_of_row: np.ndarray, count: int) -> pa.Array | None:
+    """The data's own phrase ids, the smallest of each phrase; None unless all have one and they differ."""
+    codes, values = _unify(chunks)
+    if values[0].as_py() == "":
+        return None
+    first = np.full(count, len(values))
+    np.minimum.at(first, phrase_of_row, codes)
+    return values.take(pa.array(first)).cast(pa.string()) if len(np.unique(first)) == count else None
 
 
 def _extra_column(
@@ -142,7 +155,9 @@ def assemble(collector: Collector, catalogue: Catalogue | None = None) -> Assemb
             match_types.take(pa.array(identities % kinds)).cast(pa.string()) if has_match_types else None
         )
         phrase_keys = keys.take(pa.array(identities // kinds))
-        table = pa.table({"id": phrase_ids(phrase_keys, matches), "text": spelling})
+        ids = _own_ids(collector.ids, phrase_of_row, len(identities))
+        ids = phrase_ids(phrase_keys, matches) if ids is None else ids
+        table = pa.table({"id": ids, "text": spelling})
         if matches is not None:
             table = table.append_column(MATCH_TYPE, matches)
         for name, chunks in collector.extras.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bidmatch.base.errors import InputError
+from trainer.data.keywords import match_type_name
 from trainer.data.options import ReadOptions
 from trainer.data.strings import key_array, normalise_array
 
@@ -29,6 +30,7 @@ class Batch:
         weights: float64 (n,); NaN where missing.
         lines: int64 (n,), 1-based line or row number of each in its file.
         match_types: canonical match types, or None where the format has none.
+        ids: the data's own id of each phrase ("" for none), or None where it has none.
         extras: further phrase columns by name.
     """
 
@@ -37,10 +39,15 @@ class Batch:
     weights: np.ndarray
     lines: np.ndarray
     match_types: pa.Array | None = None
+    ids: pa.Array | None = None
     extras: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
-def _encode(values: pa.Array, transform: object | None) -> pa.DictionaryArray:
+def _match_types(cells: pa.Array) -> pa.Array:
+    return pa.array([match_type_name(cell) for cell in cells.to_pylist()], pa.large_string())
+
+
+def _encode(values: pa.Array, transform: Callable[[pa.Array], pa.Array] | None) -> pa.DictionaryArray:
     """Dictionary of distinct transformed strings; nulls become the empty string."""
     encoded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
     distinct = encoded.dictionary.cast(pa.large_string())
@@ -50,7 +57,7 @@ def _encode(values: pa.Array, transform: object | None) -> pa.DictionaryArray:
         distinct = pa.concat_arrays([distinct, pa.array([""], pa.large_string())])
     if distinct.null_count:
         distinct = pc.fill_null(distinct, "")
-    changed = transform(distinct).dictionary_encode() if callable(transform) else distinct.dictionary_encode()
+    changed = (distinct if transform is None else transform(distinct)).dictionary_encode()
     codes = changed.indices.to_numpy()[indices.to_numpy()]
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), changed.dictionary)
 
@@ -68,6 +75,7 @@ class Collector:
         queries: chunks of dictionary arrays of query keys.
         texts: the same of normalised phrase texts.
         match_types: the same of match types ("" for none).
+        ids: the same of the data's own phrase ids ("" for none).
         weights: float64 chunks, all > 0.
         parts: int8 chunks: 0 training (or undivided), 1 test.
         extras: chunks by column name.
@@ -80,6 +88,7 @@ class Collector:
         self.queries: list[pa.DictionaryArray] = []
         self.texts: list[pa.DictionaryArray] = []
         self.match_types: list[pa.DictionaryArray] = []
+        self.ids: list[pa.DictionaryArray] = []
         self.weights: list[np.ndarray] = []
         self.parts: list[np.ndarray] = []
         self.extras: dict[str, list[pa.DictionaryArray]] = {name: [] for name in options.phrase_columns}
@@ -104,7 +113,7 @@ class Collector:
         """Take over all that another collector with the same options holds."""
         self.rows += other.rows
         self.skipped.update(other.skipped)
-        for name in ("queries", "texts", "match_types", "weights", "parts"):
+        for name in ("queries", "texts", "match_types", "ids", "weights", "parts"):
             getattr(self, name).extend(getattr(other, name))
         for name, chunks in other.extras.items():
             self.extras[name].extend(chunks)
@@ -157,7 +166,8 @@ class Collector:
             return
         none = pa.array([""], pa.large_string()).take(pa.array(np.zeros(len(keep), dtype=np.int32)))
         columns = {
-            "match_types": _encode(none if batch.match_types is None else batch.match_types, None),
+            "match_types": _encode(none if batch.match_types is None else batch.match_types, _match_types),
+            "ids": _encode(none if batch.ids is None else batch.ids, None),
             **{name: _encode(batch.extras.get(name, none), normalise_array) for name in self.extras},
         }
         if count < len(keep):
@@ -167,6 +177,7 @@ class Collector:
         self.queries.append(queries)
         self.texts.append(texts)
         self.match_types.append(columns.pop("match_types"))
+        self.ids.append(columns.pop("ids"))
         for name, column in columns.items():
             self.extras[name].append(column)
         self.weights.append(batch.weights[keep])

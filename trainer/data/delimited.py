@@ -220,7 +220,7 @@ def _batch(table: pa.RecordBatch, names: list[str], layout: Layout) -> Batch:
         weights,
         np.zeros(table.num_rows, dtype=np.int64),
         None if layout.match_type is None else column(layout.match_type),
-        {name: column(at) for name, at in layout.extras.items()},
+        extras={name: column(at) for name, at in layout.extras.items()},
     )
 
 

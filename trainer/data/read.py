@@ -23,6 +23,7 @@ from trainer.data.options import ReadOptions
 from trainer.data.recognise import Recognised, recognise
 from trainer.data.source import open_source
 from trainer.data.split import split_by_query
+from trainer.data.ubi import UbiJoin
 
 __all__ = ["Log", "ReadOptions", "read_dataset", "read_log", "report_lines"]
 
@@ -97,10 +98,12 @@ def _is_document(path: Path) -> bool:
 
 
 def _read(paths: Sequence[Path], options: ReadOptions) -> _Reading:
-    files, notes = _files(paths)
+    files, notes = _files([Path(path) for path in paths])
     if not files:
         raise InputError("no file was named")
-    recognised = [(recognise(open_source(path), options), part) for path, part in files]
+    ubi = UbiJoin(options)
+    recognised = [(recognise(open_source(path), options, ubi), part) for path, part in files]
+    recognised.sort(key=lambda one: not one[0].first)
     collector = Collector(options)
     with _bar(files) as advance:
         for one, part in recognised:
@@ -238,7 +241,10 @@ def report_lines(report: ReadReport, split: SplitRecord | None = None) -> list[s
         f"total weight {report.total_weight:,.15g}"
     )
     lines.append(f"rows: {report.rows:,} seen, {report.duplicates_merged:,} duplicates merged")
-    lines += [f"left out: {count:,} rows: {reason}" for reason, count in report.skipped.items()]
+    lines += [
+        f"left out: {count:,} {'row' if count == 1 else 'rows'}: {reason}"
+        for reason, count in report.skipped.items()
+    ]
     lines += [f"note: {note}" for note in report.notes]
     if split is not None:
         how = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
@@ -12,9 +13,12 @@ import orjson
 from bidmatch.base.errors import InputError
 from trainer.data import delimited, jsonlines
 from trainer.data.collect import Collector
+from trainer.data.columnar import ParquetLog
 from trainer.data.jsonlines import Labels
 from trainer.data.options import ReadOptions
+from trainer.data.report_files import TextReport, Workbook, recognise_text_report
 from trainer.data.source import Source, decode_head, detect_encoding, encoding_name
+from trainer.data.ubi import UbiJoin, is_event, is_query
 
 
 class Read(Protocol):
@@ -35,6 +39,7 @@ class Recognised:
         columns: role -> header.
         notes: what else to say.
         labels: the label list that its numbers refer to, if it is of that kind.
+        first: whether it must be read before the others, which refer to it.
     """
 
     source: Source
@@ -43,24 +48,79 @@ class Recognised:
     columns: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     labels: Labels | None = None
+    first: bool = False
 
 
-def recognise(source: Source, options: ReadOptions) -> Recognised:
+def recognise(source: Source, options: ReadOptions, ubi: UbiJoin) -> Recognised:
     """Find out what a file is.
+
+    Args:
+        source: the file.
+        options: what the user said of it.
+        ubi: shared by the files of one call, for those that are User Behavior Insights.
 
     Raises:
         InputError: nothing that can be read.
     """
+    if source.kind == "parquet":
+        log = ParquetLog(source, options)
+        return Recognised(source, "click log (Parquet)", log.read, log.layout.names)
+    if source.kind == "xlsx":
+        return _recognise_workbook(source, options)
     encoding = detect_encoding(source, options.encoding)
     head = decode_head(source, encoding)
-    if head.lstrip().startswith("{"):
-        return _recognise_json(source, head, options)
+    first_line = head.lstrip().partition("\n")[0]
+    if first_line.startswith("{") and ("\t" not in first_line or first_line.rstrip().endswith("}")):
+        return _recognise_json(source, head, options, ubi)
     if head.lstrip().startswith("[{"):
         raise InputError(
             "is one JSON array, not JSON lines",
             file=source.path,
             hint="Write one object a line, for instance with: jq -c '.[]' file.json > file.jsonl",
         )
+    found = recognise_text_report(source, head, encoding, options)
+    if isinstance(found, TextReport):
+        written = "TSV" if found.delimiter == "\t" else "CSV"
+        return _recognised_report(found, f"{written}{_packed(source)}, {encoding_name(encoding)}")
+    try:
+        return _recognise_log(source, head, encoding, options)
+    except InputError:
+        if found is not None:
+            raise found from None
+        raise
+
+
+def _recognise_workbook(source: Source, options: ReadOptions) -> Recognised:
+    book = Workbook(source, options)
+    if book.report.platform:
+        return _recognised_report(book, f"Excel, sheet {book.sheet!r}")
+    return Recognised(source, f"click log (Excel, sheet {book.sheet!r})", book.read, book.report.layout.names)
+
+
+def _recognised_report(found: TextReport | Workbook, written: str) -> Recognised:
+    report = found.report
+    columns, notes = dict(report.layout.names), []
+    if report.titles:
+        notes.append("above the header: " + " | ".join(report.titles[:2]))
+    if isinstance(found, TextReport) and found.bare_quotes:
+        notes.append('keywords in plain quotes ("...") were taken for phrase match')
+    if report.term_match is not None and report.layout.match_type is None:
+        name = report.headers[report.term_match].strip()
+        if found.notation:
+            notes.append(
+                f"match types come from the keywords' notation; a bare keyword is broad; {name!r} is not used"
+            )
+        else:
+            columns["match_type"] = name
+            notes.append(
+                f"keywords carry no match-type notation, so {name!r} of the search term is used instead"
+            )
+    return Recognised(
+        found.source, f"{report.platform} search terms report ({written})", found.read, columns, notes
+    )
+
+
+def _recognise_log(source: Source, head: str, encoding: str, options: ReadOptions) -> Recognised:
     dialect, layout = delimited.recognise_log(source, head, encoding, options)
     name = f"click log ({dialect.name}{_packed(source)}, {encoding_name(encoding)})"
     notes = [] if dialect.header_lines else ["no header line: columns taken by position"]
@@ -94,10 +154,16 @@ def _first_object(source: Source, head: str) -> dict[str, Any]:
     raise InputError("holds no JSON object", file=source.path)
 
 
-def _recognise_json(source: Source, head: str, options: ReadOptions) -> Recognised:
+def _recognise_json(source: Source, head: str, options: ReadOptions, ubi: UbiJoin) -> Recognised:
     first = _first_object(source, head)
     if "query" in first and "labels" in first:
         return _recognise_labelled(source, first)
+    if is_query(first):
+        return _recognise_ubi_queries(source, ubi)
+    if is_event(first):
+        columns = {"query": "user_query", "phrase": "event_attributes.object.object_id"}
+        name = f"User Behavior Insights events (JSONL{_packed(source)})"
+        return Recognised(source, name, partial(ubi.read_events, source), columns)
     found = jsonlines.object_layout(first, options, source.path)
     if found is None:
         raise InputError(
@@ -111,6 +177,13 @@ def _recognise_json(source: Source, head: str, options: ReadOptions) -> Recognis
         jsonlines.read_objects(source, names, layout, collector, part, advance)
 
     return Recognised(source, f"click log (JSONL{_packed(source)})", read, layout.names)
+
+
+def _recognise_ubi_queries(source: Source, ubi: UbiJoin) -> Recognised:
+    def read(collector: Collector, part: int, advance: Callable[[int], None] | None = None) -> None:  # noqa: ARG001
+        ubi.read_queries(source, collector, advance)
+
+    return Recognised(source, f"User Behavior Insights queries (JSONL{_packed(source)})", read, first=True)
 
 
 def _recognise_labelled(source: Source, first: dict[str, Any]) -> Recognised:

@@ -39,9 +39,10 @@ class RowBuffer:
         weight: float = 1.0,
         match_type: str = "",
         extras: Iterable[str] = (),
+        phrase_id: str = "",
     ) -> None:
         """Take one row; it may still prove bad (empty text, negative weight) when the batch is handed on."""
-        self._rows.append((line, query, phrase, weight, match_type, *extras))
+        self._rows.append((line, query, phrase, weight, match_type, phrase_id, *extras))
         if len(self._rows) >= _BATCH_ROWS:
             self.flush()
 
@@ -67,21 +68,22 @@ class RowBuffer:
             if not rows:
                 return
             columns = [pa.array(column, pa.large_string()) for column in self._texts(rows)]
-        queries, phrases, match_types, *extras = columns
+        queries, phrases, match_types, ids, *extras = columns
         batch = Batch(
             queries,
             phrases,
             np.array([row[3] for row in rows], dtype=np.float64),
             np.array([row[0] for row in rows], dtype=np.int64),
             match_types,
+            ids,
             dict(zip(self._extra_names, extras, strict=False)),
         )
         self.collector.add(batch, self.source.path, self.part)
 
     @staticmethod
     def _texts(rows: list[tuple[Any, ...]]) -> list[tuple[str, ...]]:
-        _, queries, phrases, _, match_types, *extras = zip(*rows, strict=True)
-        return [queries, phrases, match_types, *extras]
+        _, queries, phrases, _, *others = zip(*rows, strict=True)
+        return [queries, phrases, *others]
 
     def _without_broken_text(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         good = []

@@ -10,7 +10,7 @@ from trainer.data.strings import hash64, mix64
 
 
 def held_out(queries: pa.Array, share: float, seed: int, salt: str) -> np.ndarray:
-    """Which queries are held out: bool (N,), true with probability `share`, by hash of (seed, salt, query)."""
+    """Which queries are held out: bool (N,), true with probability `share`: a hash of (seed, salt, query)."""
     salted = mix64(hash64(pa.array([f"{salt}:{seed}"])))
     uniform = (mix64(hash64(queries) ^ salted) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return uniform < share
