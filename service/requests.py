@@ -12,6 +12,10 @@ from service.problems import ProblemError
 
 Result = TypeVar("Result")
 
+# Of a body too long, this much more is read: closed at once, the connection would be reset under a client
+# that still sends, and the answer lost.
+_DISCARDED_BYTES = 8 << 20
+
 
 class ClientLeftError(Exception):
     """The client closed its connection before the answer."""
@@ -22,7 +26,7 @@ async def read_json_body(request: Request, max_bytes: int, timeout: float) -> by
 
     Args:
         request: the request, nothing read of it yet.
-        max_bytes: most bytes taken; a longer body isn't read to its end.
+        max_bytes: most bytes taken.
         timeout: seconds the client has to send it.
 
     Raises:
@@ -36,7 +40,9 @@ async def read_json_body(request: Request, max_bytes: int, timeout: float) -> by
         )
     declared = request.headers.get("content-length", "")
     # int() refuses more than some thousand digits.
-    if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):
+    length = 0 if not declared.isdecimal() else int(declared) if len(declared) <= 18 else 10**18
+    enough = max_bytes + _DISCARDED_BYTES
+    if length > enough or (length > max_bytes and "expect" in request.headers):
         raise _too_large(max_bytes)
     parts: list[bytes] = []
     size = 0
@@ -44,9 +50,10 @@ async def read_json_body(request: Request, max_bytes: int, timeout: float) -> by
         async with asyncio.timeout(timeout):
             async for part in request.stream():
                 size += len(part)
-                if size > max_bytes:
-                    raise _too_large(max_bytes)
-                parts.append(part)
+                if size <= max_bytes:
+                    parts.append(part)
+                elif size > enough:
+                    break
     except TimeoutError:
         raise ProblemError(
             408,
@@ -56,11 +63,13 @@ async def read_json_body(request: Request, max_bytes: int, timeout: float) -> by
         ) from None
     except ClientDisconnect:
         raise ClientLeftError from None
+    if size > max_bytes:
+        raise _too_large(max_bytes)
     return b"".join(parts)
 
 
 def _too_large(max_bytes: int) -> ProblemError:
-    # The rest of the body is on its way, so this connection can't carry another request.
+    # The rest of the body may be on its way, so this connection can't carry another request.
     return ProblemError(
         413, "too-large", f"The body has more than {max_bytes} bytes.", headers={"Connection": "close"}
     )

@@ -23,6 +23,7 @@ from service.problems import MEDIA_TYPE, ProblemError
 from service.settings import Settings
 
 MAX_HEAD_BYTES = 65_536
+LINGER_S = 2.0
 
 
 def serve(settings: Settings) -> None:
@@ -130,11 +131,14 @@ class _Protocol(HttpToolsProtocol):
     _in_head = True
     _only_head = True  # of the bytes just received
     _head_bytes = 0
+    _refused = False
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         self._only_head = self._in_head
         super().data_received(data)
-        if self._only_head and not self.transport.is_closing():
+        if self._only_head and not self._refused:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(
@@ -165,4 +169,7 @@ class _Protocol(HttpToolsProtocol):
             b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body),
         )
         self.transport.write(b"".join((*head, body)))
-        self.transport.close()
+        # Closed at once, the connection would be reset under a client that still sends, and the answer lost.
+        self._refused = True
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
