@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,9 +45,10 @@ class Assembled:
     parts: tuple[Interactions, Interactions]
 
 
-def _unify(chunks: Sequence[pa.DictionaryArray]) -> tuple[np.ndarray, pa.Array]:
-    """Codes (n,) int64 into the sorted distinct values that occur."""
+def _unify(chunks: list[pa.DictionaryArray]) -> tuple[np.ndarray, pa.Array]:
+    """Codes (n,) int64 into the sorted distinct values that occur. Empties `chunks`, to free their memory."""
     chunked = pa.chunked_array(chunks).unify_dictionaries()
+    chunks.clear()
     codes = np.concatenate([chunk.indices.to_numpy() for chunk in chunked.chunks])
     dictionary = chunked.chunk(0).dictionary
     used = np.zeros(len(dictionary), dtype=bool)
@@ -85,13 +85,17 @@ def phrase_ids(keys: pa.Array, match_types: pa.Array | None) -> pa.Array:
         typed = pc.binary_join_element_wise(keys, match_types, _UNIT_SEPARATOR)
         keys = pc.if_else(pc.equal(match_types, ""), keys, typed)
     digests = hash64(keys)
-    if len(np.unique(digests)) < len(digests):
+    ordered = np.sort(digests)
+    if np.any(ordered[1:] == ordered[:-1]):
         wide = hash64(pc.binary_join_element_wise(keys, keys, _UNIT_SEPARATOR))
         return pa.array([f"{a:016x}{b:016x}" for a, b in zip(digests.tolist(), wide.tolist(), strict=True)])
-    return pa.array([f"{digest:016x}" for digest in digests.tolist()])
+    # Vectorised f"{digest:016x}".
+    digits = digests.astype(">u8").tobytes().hex().encode()
+    ends = pa.py_buffer(np.arange(len(digests) + 1, dtype=np.int64) * 16)
+    return pa.LargeStringArray.from_buffers(len(digests), ends, pa.py_buffer(digits)).cast(pa.string())
 
 
-def _own_ids(chunks: Sequence[pa.DictionaryArray], phrase_of_row: np.ndarray, count: int) -> pa.Array | None:
+def _own_ids(chunks: list[pa.DictionaryArray], phrase_of_row: np.ndarray, count: int) -> pa.Array | None:
     """The data's own phrase ids, the smallest of each phrase; None unless all have one and they differ."""
     codes, values = _unify(chunks)
     if values[0].as_py() == "":
@@ -102,7 +106,7 @@ def _own_ids(chunks: Sequence[pa.DictionaryArray], phrase_of_row: np.ndarray, co
 
 
 def _extra_column(
-    name: str, chunks: Sequence[pa.DictionaryArray], phrase_of_row: np.ndarray, texts: pa.Array
+    name: str, chunks: list[pa.DictionaryArray], phrase_of_row: np.ndarray, texts: pa.Array
 ) -> pa.Array:
     codes, values = _unify(chunks)
     pairs = np.unique(np.stack([phrase_of_row, codes], axis=1), axis=0)
