@@ -35,7 +35,7 @@ from export.bundle.index import exact_topk
 from export.bundle.write import finish, new_bundle, write_phrases, write_tokenizer
 from export.hnsw import RecallTarget, TunedIndex, search, tune
 from export.onnx_graph import OPSET, export_onnx
-from export.quantise import choose, int8_instructions, processor, quantise
+from export.quantise import choose, int8_instructions, operators_for, processor, quantise
 from export.source import ExportSource
 from export.vectors import check_parity, write_label_vectors
 from trainer.metrics import evaluate_ranking, propensities
@@ -134,7 +134,7 @@ def build_bundle(
                 "metric": "ip",
                 "counts": Counts(
                     phrases=source.phrases.num_rows,
-                    train_queries=source.data.split.train_queries,
+                    train_queries=source.train_queries,
                     validation_queries=len(source.validation),
                     test_queries=source.test_queries,
                 ),
@@ -181,7 +181,7 @@ def _make_encoders(folder: Path, source: ExportSource, bound: float, threads: in
         chosen, candidates = exact, [_unjudged(fp32)]
     else:
         say(f"quantising the encoder (8-bit instructions here: {int8_instructions()})")
-        operators = quantise(fp32, int8)
+        operators = quantise(fp32, int8, operators_for(source.record.kind))
         small = load(int8, 1)
         entries: list[tuple[Precision, list[str], Path, TextEncoder]] = [
             ("fp32", [], fp32, exact),
@@ -253,7 +253,7 @@ def _measure(source: ExportSource, encoders: _Encoders, tuned: TunedIndex, threa
     vectors = encoders.vectors
     sample = source.validation.take(_sample(len(source.validation), len(vectors)))
     queries = encoders.chosen.encode(sample.queries.to_pylist())
-    weights = propensities(source.train_clicks, source.data.split.train_queries, a, b)
+    weights = propensities(source.train_clicks, source.train_queries, a, b)
     k = min(100, len(vectors))
     rankings = {
         "exact": exact_topk(queries, vectors, k)[0],

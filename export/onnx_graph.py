@@ -83,8 +83,9 @@ def _strip(model: onnx.ModelProto) -> None:
 
     The quantiser transposes weights without correcting the shapes that were inferred for them.
     """
-    del model.graph.value_info[:]
-    for thing in (model, model.graph, *model.graph.node, *model.graph.initializer):
+    graph = model.graph
+    del graph.value_info[:]
+    for thing in (model, graph, *graph.node, *graph.initializer, *graph.input, *graph.output):
         thing.doc_string = ""
         if hasattr(thing, "metadata_props"):
             del thing.metadata_props[:]

@@ -21,21 +21,32 @@ from trainer.data.dataset import Interactions
 from trainer.metrics import evaluate_ranking
 
 JUDGED = ("P@1", "P@5", "recall@10")
-_QUANTISED = ("MatMul", "Gemm", "Gather")
+WORD_VECTORS = ("Gather",)
+WORD_VECTORS_AND_PRODUCTS = ("Gather", "MatMul", "Gemm")
 _INT8_INSTRUCTIONS = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "avx2")
 _TIMED_QUERIES = 500
 _TIMED_BATCH = 32
 
 
-def quantise(fp32: Path, int8: Path) -> list[str]:
-    """Write an encoder whose weights, word vectors included, are 8-bit, activations quantised as they come.
+def operators_for(kind: str) -> tuple[str, ...]:
+    """What to quantise in an encoder of this kind.
+
+    Products with 8-bit weights quantise their input as it comes, with one scale a batch, so a query's vector
+    then depends a little on its neighbours in the batch. A transformer's speed is worth that; `bag` has only
+    three small products, gains no measurable time, and keeps vectors that depend on nothing but the text.
+    """
+    return WORD_VECTORS if kind == "bag" else WORD_VECTORS_AND_PRODUCTS
+
+
+def quantise(fp32: Path, int8: Path, operators: Sequence[str]) -> list[str]:
+    """Write an encoder with 8-bit weights in the given operators, word vectors being `Gather`.
 
     Weights have a scale a channel, which keeps outliers apart, and use 7 of the 8 bits: without VNNI,
     processors add pairs of 8-bit products in 16 bits and saturate, so full range would be right on one
     machine and wrong on the next.
 
     Returns:
-        The operator types that were quantised.
+        The operator types that were quantised (a Gemm becomes a MatMul).
     """
     level = logging.root.level
     logging.root.setLevel(logging.ERROR)  # the quantiser warns through the root logger on every file
@@ -43,7 +54,7 @@ def quantise(fp32: Path, int8: Path) -> list[str]:
         quantize_dynamic(
             str(fp32),
             str(int8),
-            op_types_to_quantize=list(_QUANTISED),
+            op_types_to_quantize=list(operators),
             per_channel=True,
             reduce_range=True,
             weight_type=QuantType.QInt8,
@@ -126,7 +137,8 @@ def choose(
 
     Args:
         candidates: fp32 first: precision, quantised operators, file, encoder.
-        validation: queries and their labels, at least one.
+        validation: queries and their labels, at least one; encoded in batches of 256 as in offline scoring,
+            where one scale serves the most texts and so is coarsest.
         vectors: float32 (L, dim) label vectors, made with fp32.
         bound: points that may be lost.
     """

@@ -26,7 +26,8 @@ class ExportSource:
         tokenizer: what it reads with, truncation set.
         table: Ψ, float32 (L, dim/2).
         phrases: Arrow table of the L labels: `id`, `text`, user columns.
-        train_clicks: training queries of each label, int64 (L,).
+        train_clicks: training queries of each label, int (L,).
+        train_queries: training queries in all, validation queries not among them.
         validation: queries kept out of training; export's choices are made on them. May be empty.
         test_queries: how many test queries the run has; export never looks at them.
         record: what the manifest says of the model.
@@ -39,6 +40,7 @@ class ExportSource:
     table: np.ndarray
     phrases: pa.Table
     train_clicks: np.ndarray
+    train_queries: int
     validation: Interactions
     test_queries: int
     record: ModelRecord
@@ -91,6 +93,7 @@ def from_trained(run: TrainedRun) -> ExportSource:
         table=run.table,
         phrases=run.phrases,
         train_clicks=run.phrases["train_clicks"].to_numpy(),
+        train_queries=run.info["counts"]["train_queries"],
         validation=run.validation,
         test_queries=len(run.test),
         record=ModelRecord(

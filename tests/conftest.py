@@ -20,7 +20,7 @@ def phrase_texts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def small_source():
-    """A `bag` model of width 64 over MiniLM's word pieces, its word vectors MiniLM's, projected; untrained heads."""
+    """A `bag` model of width 64: MiniLM's word vectors, projected; heads at random; Ψ = g2(Φ(z))."""
     import numpy as np
     import pyarrow as pa
     import scipy.sparse as sp
@@ -59,6 +59,7 @@ def small_source():
             }
         ),
         train_clicks=np.arange(len(texts), dtype=np.int64) % 7,
+        train_queries=200,
         validation=Interactions(
             pa.array(queries, type=pa.large_string()), sp.identity(len(texts), dtype=np.float32, format="csr")
         ),

@@ -41,6 +41,10 @@ def _topk_block(queries: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.nd
         new = queries @ vectors[start : start + _ROW_BLOCK].T
         take = min(k, new.shape[1])
         best = np.argpartition(-new, take - 1, axis=1)[:, :take]
+        last = np.take_along_axis(new, best, axis=1).min(axis=1)
+        # Where more rows tie for the last places than there are places, the partition takes any of them.
+        for query in np.flatnonzero((new >= last[:, None]).sum(axis=1) > take):
+            best[query] = np.argsort(-new[query], kind="stable")[:take]
         rows = np.concatenate([rows, best + start], axis=1)
         scores = np.concatenate([scores, np.take_along_axis(new, best, axis=1)], axis=1)
         order = np.lexsort((rows, -scores), axis=1)[:, :k]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 
@@ -77,6 +78,8 @@ class IndexHeader:
         for name, (found, wanted) in expected.items():
             if found != wanted:
                 return f"its header says {name} = {found}, not {wanted}"
+        if not abs(self.level_scale * math.log(M) - 1) < 1e-6:
+            return f"its header says level_scale = {self.level_scale}"
         if not 0 <= self.max_level <= _MAX_LEVEL or self.entry >= count:
             return f"its header says max_level = {self.max_level}, entry = {self.entry}"
         smallest = HEADER_BYTES + count * (self.node_bytes + 4)

@@ -263,13 +263,13 @@ def _read_phrases(path: Path, manifest: Manifest, stream: BinaryIO) -> pa.Table:
         table.validate(full=True)
     except pa.ArrowException as error:
         _damaged(path, f"{PHRASES} is no Arrow table: {error}")
+    if len(set(table.column_names)) != table.num_columns:
+        _damaged(path, f"{PHRASES} has two columns of one name")
     for column in ("id", "text"):
         if column not in table.column_names or table.schema.field(column).type != pa.string():
             _damaged(path, f"{PHRASES} has no string column {column!r}")
         if table[column].null_count:
             _damaged(path, f"{PHRASES} has empty values in {column!r}")
-    if len(set(table.column_names)) != table.num_columns:
-        _damaged(path, f"{PHRASES} has two columns of one name")
     if table.num_rows != manifest.counts.phrases:
         _damaged(path, f"{PHRASES} has {table.num_rows:,} rows, not {manifest.counts.phrases:,}")
     if pc.count_distinct(table["id"]).as_py() != table.num_rows:

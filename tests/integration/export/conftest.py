@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+class BundleCopy:
+    """A bundle to damage; `reseal` makes its manifest consistent again, as a careful forger would."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @property
+    def manifest(self) -> dict:
+        return json.loads((self.path / "manifest.json").read_bytes())
+
+    def _bytes(self, name: str) -> bytes | None:
+        file = self.path / name
+        return file.read_bytes() if file.is_file() else None
+
+    def reseal(self, change=lambda manifest: None) -> None:
+        """Apply `change` to the manifest, then correct sizes, digests, id and checksum."""
+        from export.bundle.format import bundle_id
+
+        manifest = self.manifest
+        manifest["files"] = {
+            name: {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
+            for name in manifest["files"]
+            if (raw := self._bytes(name)) is not None
+        }
+        index = manifest["index"]
+        digests = {name: record["sha256"] for name, record in manifest["files"].items()}
+        targets = {name: index[name] for name in ("target_recall", "k")}
+        manifest["bundle_id"] = bundle_id(digests, targets)
+        change(manifest)
+        if "checksum" in manifest:
+            manifest["checksum"] = "0" * 64
+        raw = (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode()
+        if "checksum" in manifest:
+            raw = raw.replace(b"0" * 64 + b'"\n}', hashlib.sha256(raw).hexdigest().encode() + b'"\n}')
+        (self.path / "manifest.json").write_bytes(raw)
+
+
+@pytest.fixture
+def bundle_copy(small_bundle: Path, tmp_path: Path) -> BundleCopy:
+    return BundleCopy(Path(shutil.copytree(small_bundle, tmp_path / "bundle")))

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from bidmatch.base.errors import ConfigError
+from export.bundle.encoder import QueryEncoder
+from export.bundle.index import PhraseIndex
+from export.bundle.read import open_bundle
+
+
+@pytest.fixture(scope="module")
+def bundle(small_bundle):
+    with open_bundle(small_bundle) as bundle:
+        yield bundle
+
+
+@pytest.fixture(scope="module")
+def encoder(bundle):
+    return QueryEncoder(bundle)
+
+
+@pytest.fixture(scope="module")
+def index(bundle):
+    return PhraseIndex(bundle)
+
+
+def test_a_phrase_finds_itself_whatever_its_script_or_case(bundle, encoder, index):
+    texts = bundle.phrases["text"].to_pylist()
+    rows, scores = index.search(encoder.encode([text.upper() for text in texts]), 1)
+    assert rows[:, 0].tolist() == list(range(54))
+    assert scores.min() > 1.9  # both cosines near 1; Ψ of this model is Φ_C of the phrase
+
+
+@pytest.mark.parametrize("k", [1, 10, 54, 55, 10**6])
+def test_the_index_agrees_with_exact_search(encoder, index, k):
+    vectors = encoder.encode(["red shoes", "fan", "", "花园"])
+    rows, scores = index.search(vectors, k)
+    _, wanted_scores = index.exact(vectors, k)
+    assert rows.shape == scores.shape == (4, min(k, 54))
+    assert rows.dtype == np.int64
+    assert scores.dtype == np.float32
+    assert np.allclose(scores, wanted_scores, atol=1e-5)
+    assert (np.diff(scores, axis=1) <= 0).all()
+    assert all(len(set(row)) == min(k, 54) for row in rows.tolist())
+    recomputed = np.take_along_axis(vectors @ np.asarray(index._vectors).T, rows, axis=1)
+    assert np.allclose(scores, recomputed, atol=1e-5)
+
+
+@pytest.mark.parametrize("ef", [None, 1, 54, 5000])
+def test_ef_is_a_floor_and_never_changes_the_number_of_answers(encoder, index, ef):
+    rows, _ = index.search(encoder.encode(["red shoes"]), 7, ef)
+    assert rows.shape == (1, 7)
+
+
+def test_no_vectors(index):
+    rows, scores = index.search(np.zeros((0, 32), np.float32), 5)
+    assert rows.shape == scores.shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "k", "reason"),
+    [
+        (np.zeros((1, 32), np.float32), 0, "k must be"),
+        (np.zeros((1, 31), np.float32), 1, "width 32"),
+        (np.zeros(32, np.float32), 1, "width 32"),
+        (np.full((1, 32), np.nan, np.float32), 1, "finite"),
+        (np.full((1, 32), np.inf, np.float32), 1, "finite"),
+    ],
+)
+def test_what_hnswlib_would_choke_on(index, vectors, k, reason):
+    with pytest.raises(ValueError, match=reason):
+        index.search(vectors, k)
+
+
+def test_parts_of_the_graph_out_of_reach_are_searched_exactly(index, encoder, monkeypatch):
+    """hnswlib raises where it finds fewer than k; nodes marked deleted bring that about for real."""
+    import hnswlib
+
+    graph = hnswlib.Index(space="ip", dim=32)
+    graph.init_index(max_elements=54, M=4, ef_construction=10)
+    graph.add_items(np.ascontiguousarray(index._vectors))
+    for row in range(0, 54, 2):
+        graph.mark_deleted(row)
+    monkeypatch.setattr(index, "_index", graph)
+    rows, _ = index.search(encoder.encode(["red shoes", "fan"]), 50)
+    assert rows.tolist() == index.exact(encoder.encode(["red shoes", "fan"]), 50)[0].tolist()
+
+
+def test_threads_share_encoder_and_index(bundle, encoder, index):
+    texts = bundle.phrases["text"].to_pylist()
+
+    def match(i):
+        return index.search(encoder.run(*encoder.tokenise(texts[i : i + 3])), 5, ef=(None, 200)[i % 2])[
+            0
+        ].tolist()
+
+    alone = [match(i) for i in range(50)]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            assert list(pool.map(match, range(50))) == alone
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_vector_depends_on_its_text_alone_not_on_its_batch(bundle, precision):
+    encoder = QueryEncoder(bundle, precision=precision)
+    texts = [*bundle.phrases["text"].to_pylist(), "", "x"]
+    one_by_one = np.concatenate([encoder.encode([text]) for text in texts])
+    assert np.allclose(encoder.encode(texts, batch=7), one_by_one, atol=1e-5)
+    assert encoder.encode([]).shape == (0, 32)
+
+
+def test_a_provider_that_is_not_there_is_an_error_not_a_silent_cpu(bundle):
+    with pytest.raises(ConfigError):
+        QueryEncoder(bundle, providers=("CUDAExecutionProvider",))
+    with pytest.raises(ConfigError, match="has no NoSuchProvider"):
+        QueryEncoder(bundle, providers=("NoSuchProvider",))
+    assert QueryEncoder(bundle).providers == ["CPUExecutionProvider"]
+
+
+@pytest.mark.parametrize(
+    "text", ["\0", "\ud800", "a" * 100_000, "\u202e" * 50, "🧯" * 40, " \t\n ", "́" * 1000]
+)
+def test_odd_texts_have_finite_vectors(encoder, index, text):
+    vectors = encoder.encode([text])
+    assert np.isfinite(vectors).all()
+    assert index.search(vectors, 3)[0].shape == (1, 3)
