@@ -23,7 +23,16 @@ COMMANDS = {
     "demo": "The whole chain on a simulated log, in minutes.",
 }
 
-TRAIN_PACKAGES = {"torch", "transformers", "sklearn", "onnx", "onnxscript", "jinja2", "safetensors"}
+TRAIN_PACKAGES = {
+    "torch",
+    "transformers",
+    "sklearn",
+    "onnx",
+    "onnxscript",
+    "jinja2",
+    "matplotlib",
+    "safetensors",
+}
 
 
 class LazyGroup(click.Group):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,7 @@ def save_checkpoint(
     optimisers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
     plan: Plan | None,
 ) -> Path:
-    """Write `run/checkpoints/step-NNNNNNNN`, whole or not at all, and drop the oldest beyond `keep_checkpoints`."""
+    """Write `run/checkpoints/step-NNNNNNNN`, whole or not at all; keep the last `keep_checkpoints`."""
     folder = run / "checkpoints" / f"step-{state.global_step:08}{'-final' if state.finished else ''}"
     remove_partials(folder)
     with atomic_dir(folder, overwrite=True) as partial:
@@ -150,8 +151,6 @@ def save_checkpoint(
 
 def sha256_text(text: str) -> str:
     """Hex SHA-256 of a text's UTF-8 bytes."""
-    import hashlib
-
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -181,7 +180,7 @@ def read_state(folder: Path) -> CheckpointState:
         raise DamagedError(f"{folder} is no whole checkpoint: {file.name} can't be read") from wrong
     if state.format_version != FORMAT_VERSION:
         raise DamagedError(
-            f"{folder} has checkpoint format {state.format_version}; this version reads format {FORMAT_VERSION}"
+            f"{folder} has checkpoint format {state.format_version}; this version reads {FORMAT_VERSION}"
         )
     for name, digest in state.sha256.items():
         if not (folder / name).is_file() or sha256_file(folder / name) != digest:
@@ -233,9 +232,8 @@ def write_interactions(file: Path, interactions: Interactions) -> None:
 
 def write_table(file: Path, table: pa.Table) -> None:
     """An Arrow IPC file, whole or not at all."""
-    with atomic_file(file) as partial, pa.OSFile(str(partial), "wb") as sink:
-        with pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
+    with atomic_file(file) as partial, pa.ipc.new_file(str(partial), table.schema) as writer:
+        writer.write_table(table)
 
 
 def read_table(file: Path) -> pa.Table:
@@ -255,7 +253,8 @@ def read_interactions(file: Path, n_labels: int) -> Interactions:
     table = read_table(file).combine_chunks()
     n = len(table)
     if n == 0:
-        return Interactions(pa.array([], type=pa.large_string()), sp.csr_matrix((0, n_labels), dtype=np.float32))
+        empty = sp.coo_matrix((0, n_labels), dtype=np.float32).tocsr()
+        return Interactions(pa.array([], type=pa.large_string()), empty)
     labels, weights = table["labels"].chunk(0), table["weights"].chunk(0)
     offsets = labels.offsets.to_numpy()
     clicks = sp.csr_matrix(

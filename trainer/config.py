@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -198,10 +199,8 @@ def _nested(assignment: str) -> dict[str, Any]:
         raise ConfigError(f"--set {assignment}: the value is no YAML scalar or list") from wrong
     if isinstance(value, str):
         # YAML 1.1 reads 1e-4 (no dot) as a string.
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
     for part in reversed(name.strip().split(".")):
         value = {part: value}
     nested: dict[str, Any] = value
@@ -219,7 +218,8 @@ def make_config(preset: str, assignments: list[str]) -> TrainConfig:
     path = Path(preset) if preset.endswith((".yaml", ".yml")) else PRESETS / f"{preset}.yaml"
     if not path.is_file():
         raise ConfigError(
-            f"there is no preset {preset!r}", hint=f"Shipped presets: {', '.join(preset_names())}; or a .yaml file."
+            f"there is no preset {preset!r}",
+            hint=f"Shipped presets: {', '.join(preset_names())}; or a .yaml file.",
         )
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}

@@ -1,4 +1,4 @@
-"""Texts of a data set in the form an encoder trains on: token ids, or cached activations above frozen layers."""
+"""Texts in the form an encoder trains on: token ids, or cached activations above frozen layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from trainer.tokenise import TokenisedTexts, ragged_positions, tokenise_all
 class TextSource(Protocol):
     """A corpus from which batches are taken by row."""
 
-    tokens: TokenisedTexts
+    @property
+    def tokens(self) -> TokenisedTexts:
+        """Token ids of all texts."""
+        ...
 
     def batch(self, rows: np.ndarray, device: torch.device) -> TextBatch:
         """The given texts (int64 rows), padded, on the device."""

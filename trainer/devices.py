@@ -52,7 +52,9 @@ def choose_device(config: TrainConfig) -> Device:
         ConfigError: `cuda` was asked for where there is none.
     """
     if config.device == "cuda" and not has_gpu():
-        raise ConfigError("device=cuda, but no CUDA device can be used", hint="Set device=cpu or device=auto.")
+        raise ConfigError(
+            "device=cuda, but no CUDA device can be used", hint="Set device=cpu or device=auto."
+        )
     name = "cuda" if config.device == "cuda" or (config.device == "auto" and has_gpu()) else "cpu"
     threads = config.threads or os.cpu_count() or 1
     torch.set_num_threads(threads)

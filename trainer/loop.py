@@ -106,7 +106,9 @@ def resume(training: Training) -> bool:
     training.state = read_state(found[-1])
     if not training.state.finished:
         training.plan = restore_training(found[-1], training.model, training.table, training.optimisers)
-        say(f"resuming at epoch {training.state.epoch + 1}, step {training.state.step + 1} ({found[-1].name})")
+        say(
+            f"resuming at epoch {training.state.epoch + 1}, step {training.state.step + 1} ({found[-1].name})"
+        )
     return True
 
 

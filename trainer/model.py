@@ -26,6 +26,7 @@ class DualHeadModel(nn.Module):
     def __init__(self, encoder: Encoder, dim: int, head_dropout: float):
         super().__init__()
         self.encoder = encoder
+        self.half = dim // 2
         self.g1 = nn.Sequential(nn.Linear(encoder.width, dim // 2), nn.Tanh(), nn.Dropout(head_dropout))
         self.g2 = nn.Sequential(nn.Linear(encoder.width, dim // 2), nn.Dropout(head_dropout))
 
@@ -33,7 +34,9 @@ class DualHeadModel(nn.Module):
         """Φ_D (unit length) and Φ_C (any length), float (n, dim/2) each, from Φ(x)."""
         return normalised(self.g1(phi)), self.g2(phi)
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Φ_D and Φ_C of int64 (n, t) token ids and mask."""
         return self.heads(self.encoder(input_ids, attention_mask))
 
@@ -53,7 +56,7 @@ def normalised(x: torch.Tensor) -> torch.Tensor:
 
 
 def new_model(config: TrainConfig) -> tuple[DualHeadModel, dict[str, Any]]:
-    """A model with pretrained encoder and fresh heads, and the architecture that `empty_model` rebuilds it from.
+    """A model with pretrained encoder and fresh heads, and the architecture `empty_model` needs.
 
     Raises:
         ConfigError: the pretrained encoder can't be loaded or does not fit the configuration.

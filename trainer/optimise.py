@@ -13,7 +13,7 @@ from trainer.row_adam import RowAdam
 
 
 def learning_rate_factor(step: int, total: int, warmup: float) -> float:
-    """Linear warm-up over the first `warmup` share of `total` steps, then a cosine to 0; `step` counts from 0."""
+    """Linear warm-up over the first `warmup` share of `total` steps, then a cosine to 0; `step` is from 0."""
     rising = max(1, round(warmup * total))
     if step < rising:
         return (step + 1) / rising

@@ -15,7 +15,8 @@ class RowAdam(torch.optim.Optimizer):
     late in training takes a step of the size that Adam's first step has.
 
     Args:
-        params: 2-d tables (or parameter groups of them) whose gradients are sparse COO with one sparse dimension (`nn.Embedding(sparse=True)`).
+        params: 2-d tables, or parameter groups of them; their gradients are sparse COO with one sparse
+            dimension (`nn.Embedding(sparse=True)`).
         lr: learning rate.
         betas: decay of the first and second moment.
         eps: added to the root of the second moment.
@@ -58,7 +59,12 @@ class RowAdam(torch.optim.Optimizer):
                 state = self.state[table]
                 updates = state["updates"].index_select(0, rows) + 1
                 first = state["first"].index_select(0, rows).lerp_(values, 1 - beta1)
-                second = state["second"].index_select(0, rows).mul_(beta2).addcmul_(values, values, value=1 - beta2)
+                second = (
+                    state["second"]
+                    .index_select(0, rows)
+                    .mul_(beta2)
+                    .addcmul_(values, values, value=1 - beta2)
+                )
                 state["updates"].index_copy_(0, rows, updates)
                 state["first"].index_copy_(0, rows, first)
                 state["second"].index_copy_(0, rows, second)

@@ -25,7 +25,7 @@ class LabelPool:
 
 
 def sample_in_rows(valid: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """In each row of bool (n, t), at most `count` of the true places, uniformly without replacement; bool (n, t)."""
+    """At most `count` of each row's true places in bool (n, t), uniformly without replacement."""
     keys = np.where(valid, rng.random(valid.shape), 2.0)
     if count < valid.shape[1]:
         limit = np.partition(keys, count - 1, axis=1)[:, count - 1 : count]

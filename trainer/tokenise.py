@@ -60,7 +60,7 @@ def ragged_positions(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray,
 
 
 def encode_batch(tokenizer: Tokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and mask, int64 (n, t), padded to the longest text (t >= 1). Texts are keys (`bidmatch.base.text`)."""
+    """Ids and mask, int64 (n, t), of keys (`bidmatch.base.text`), padded to the longest (t >= 1)."""
     encoded = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
     offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
     np.cumsum([len(ids) for ids in encoded], out=offsets[1:])
@@ -76,7 +76,9 @@ def tokenise_all(tokenizer: Tokenizer, texts: pa.Array, label: str) -> Tokenised
         for start in range(0, len(texts), _BLOCK):
             block = tokenizer.encode_batch_fast(texts[start : start + _BLOCK].to_pylist())
             parts.extend(np.asarray(encoding.ids, dtype=np.int32) for encoding in block)
-            lengths.append(np.fromiter((len(encoding) for encoding in block), dtype=np.int64, count=len(block)))
+            lengths.append(
+                np.fromiter((len(encoding) for encoding in block), dtype=np.int64, count=len(block))
+            )
             step.advance(len(block))
     offsets = np.zeros(len(texts) + 1, dtype=np.int64)
     if lengths:

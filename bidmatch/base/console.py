@@ -21,6 +21,7 @@ from rich.progress import (
 )
 
 _PLAIN_INTERVAL_S = 5.0
+_QUIET_BELOW_S = 1.0
 
 
 def say(message: str) -> None:
@@ -63,12 +64,16 @@ class Step:
             self._printed = time.monotonic()
             say(self._line())
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the step began."""
+        return time.monotonic() - self._started
+
     def _rate(self) -> str:
-        elapsed = max(time.monotonic() - self._started, 1e-9)
-        return f"{self.done / elapsed:,.0f} {self.unit}/s"
+        return f"{self.done / max(self.elapsed, 1e-9):,.0f} {self.unit}/s"
 
     def _line(self) -> str:
-        elapsed = time.monotonic() - self._started
+        elapsed = self.elapsed
         parts = [f"{self.done:,}" + ("" if self.total is None else f"/{self.total:,}"), self._rate()]
         if self.total and 0 < self.done < self.total:
             parts.append(f"{_clock(elapsed / self.done * (self.total - self.done))} left")
@@ -81,7 +86,8 @@ class Step:
 
 @contextmanager
 def progress(label: str, total: int | None, unit: str = "items") -> Iterator[Step]:
-    """A bar with rate and time left on a terminal; elsewhere a plain line every five seconds and at the end.
+    """A bar with rate and time left on a terminal; elsewhere a plain line every five seconds and at the
+    end, none for a step of under a second.
 
     Args:
         label: what is being done, as a person would say it.
@@ -92,7 +98,8 @@ def progress(label: str, total: int | None, unit: str = "items") -> Iterator[Ste
     console = Console(stderr=True)
     if not console.is_terminal:
         yield step
-        say(step._line())
+        if step.elapsed >= _QUIET_BELOW_S:
+            say(step._line())
         return
     columns = [
         SpinnerColumn(),

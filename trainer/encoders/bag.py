@@ -41,9 +41,7 @@ class BagEncoder(Encoder):
             mask &= torch.rand(mask.shape, device=mask.device) >= self.word_dropout
         lengths = mask.sum(1)
         offsets = torch.cumsum(lengths, 0) - lengths
-        v = nn.functional.embedding_bag(
-            batch.ids[mask], self.words.weight, offsets, mode="mean", sparse=True
-        )
+        v = nn.functional.embedding_bag(batch.ids[mask], self.words.weight, offsets, mode="mean", sparse=True)
         return self._block(v)
 
     def _block(self, v: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ class Encoder(nn.Module):
 
     width: int
 
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Φ(x), float (n, width), of int64 (n, t) token ids and mask."""
         raise TypeError(f"{type(self).__name__} is abstract")
 

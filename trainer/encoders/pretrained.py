@@ -71,7 +71,8 @@ def locate(name: str) -> PretrainedSource:
 def _unreachable(name: str, reason: Exception) -> ConfigError:
     return ConfigError(
         f"the pretrained encoder {name!r} can't be loaded: {str(reason).splitlines()[0]}",
-        hint=f"Give the folder of a downloaded model, or encoder.pretrained={PACKAGED_NAME} (packaged, needs no network).",
+        hint="Give the folder of a downloaded model, or "
+        f"encoder.pretrained={PACKAGED_NAME} (packaged, needs no network).",
     )
 
 

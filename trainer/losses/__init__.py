@@ -1,1 +1,1 @@
-"""Multi-class losses, one a file, each on (scores, positives, weights): used on any head, in either direction."""
+"""Losses, one a file, each on (scores, positives, weights): for any head, in either direction."""

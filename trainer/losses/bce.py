@@ -9,7 +9,7 @@ from trainer.losses.rows import weighted_row_mean
 
 
 def bce(scores: torch.Tensor, positives: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Mean over rows i of 1/m Σ_j -[ y_ij log σ(s_ij) + (1-y_ij) log(1-σ(s_ij)) ] (the OvA reduction on the pool).
+    """Mean over rows i of 1/m Σ_j -[ y_ij log σ(s_ij) + (1-y_ij) log(1-σ(s_ij)) ]: OvA on the pool.
 
     | input | shape | meaning |
     | --- | --- | --- |

@@ -1,0 +1,92 @@
+"""`bidmatch train`: a click log to a run folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+import yaml
+
+from bidmatch.base.console import emit_json, say
+from bidmatch.base.errors import BidmatchError
+from trainer.config import make_config, preset_names
+from trainer.data.options import ReadOptions
+from trainer.data.options_cli import read_options
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  bidmatch train --data clicks.tsv --out runs/first
+  bidmatch train --data clicks.parquet --out runs/wide --set dim=512 --set epochs=20
+  bidmatch train --data search_terms.csv --out runs/minilm --preset unidec
+
+The same command again resumes a run that was stopped. PRESET is a shipped name or a YAML file.""",
+)
+@click.option(
+    "--data",
+    "data",
+    required=True,
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Click log, ads report, or folder; may be repeated.",
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Run folder to make or resume.")
+@click.option("--preset", help="Default: `unidec` with a GPU, `bag` without one.")
+@click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Change one setting, such as dim=512."
+)
+@click.option("--overwrite", is_flag=True, help="Delete the run that is in --out and begin anew.")
+@click.option(
+    "--list-presets", is_flag=True, is_eager=True, expose_value=False, callback=lambda c, _, on: _list(c, on)
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")
+@read_options
+def command(
+    data: tuple[Path, ...],
+    out: Path,
+    preset: str | None,
+    assignments: tuple[str, ...],
+    overwrite: bool,
+    as_json: bool,
+    read_options: ReadOptions,
+) -> None:
+    """Train the dual encoder and the classifier table on a click log."""
+    if preset is None:
+        from trainer.devices import has_gpu
+
+        preset = "unidec" if has_gpu() else "bag"
+        say(f"preset {preset} ({'a' if preset == 'unidec' else 'no'} GPU was found)")
+    config = make_config(preset, list(assignments))
+    from trainer.data.read import read_dataset, report_lines
+
+    # Imported before the log is read, so that a missing package is said at once.
+    from trainer.run import run_training
+
+    dataset = read_dataset(list(data), read_options)
+    for line in report_lines(dataset.report):
+        say(line)
+    say(
+        "configuration:\n  "
+        + yaml.safe_dump(config.model_dump(), sort_keys=False).strip().replace("\n", "\n  ")
+    )
+    if overwrite and out.exists():
+        if not (out / "config.yaml").is_file():
+            raise BidmatchError(f"{out} is no run folder, so --overwrite does not delete it")
+        shutil.rmtree(out)
+    report = run_training(dataset, config, out)
+    if as_json:
+        emit_json(report)
+        return
+    from trainer.report import summary_lines
+
+    for line in summary_lines(report):
+        click.echo(line)
+    click.echo(f"report: {out / 'report.html'}; next: bidmatch export --checkpoint {out} --out BUNDLE")
+
+
+def _list(context: click.Context, on: bool) -> None:
+    if on:
+        click.echo("\n".join(preset_names()))
+        context.exit()

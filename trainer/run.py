@@ -1,0 +1,265 @@
+"""A training run from data set to report: prepares the run folder, trains or resumes, evaluates."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import torch
+import yaml
+from torch import nn
+
+from bidmatch import __version__
+from bidmatch.base.console import say
+from bidmatch.base.errors import BidmatchError, ConfigError, InputError
+from bidmatch.base.files import atomic_file, remove_partials
+from trainer.checkpoint import (
+    checkpoints,
+    read_interactions,
+    restore_weights,
+    write_config,
+    write_interactions,
+    write_table,
+)
+from trainer.config import TrainConfig, validate_config
+from trainer.corpus import TextSource, TokenSource, activation_source, keys_of, token_source
+from trainer.data.dataset import Dataset, Interactions
+from trainer.data.split import split_by_query
+from trainer.devices import Device, choose_device
+from trainer.embed import embed
+from trainer.encoders.pretrained import load_tokenizer
+from trainer.encoders.transformer import TransformerEncoder
+from trainer.evaluate import metrics_by_frequency, metrics_of, rankings
+from trainer.loop import Training, resume, start_table, train
+from trainer.metrics import propensities
+from trainer.model import new_model
+from trainer.plan import INIT_STREAM, stream
+from trainer.report import write_report
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hnswlib", "pyarrow")
+
+
+def _versions() -> dict[str, str]:
+    versions = {"bidmatch": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+@contextmanager
+def _locked(run: Path) -> Iterator[None]:
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as taken:
+            raise BidmatchError(f"{run} is being trained by another process") from taken
+        yield
+
+
+def split_validation(train_part: Interactions, config: TrainConfig) -> tuple[Interactions, Interactions]:
+    """Training and validation queries; the latter a share of the former, capped, chosen by query hash."""
+    share = config.validation_share
+    if len(train_part):
+        share = min(share, config.validation_max / len(train_part))
+    return split_by_query(train_part, share, config.seed)
+
+
+def _check_resumable(run: Path, config: TrainConfig, dataset: Dataset) -> None:
+    """Refuse to go on in a folder that holds another run.
+
+    Raises:
+        ConfigError: configuration or data differ from what the folder was begun with.
+    """
+    try:
+        begun = validate_config(
+            yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")), str(run / "config.yaml")
+        )
+        info = orjson.loads((run / "run.json").read_bytes())
+    except (OSError, ValueError, yaml.YAMLError) as wrong:
+        raise ConfigError(f"{run} holds files of no run that can be resumed: {wrong}") from wrong
+    hint = "Use the same data and settings to resume, or another --out folder, or --overwrite."
+    mine, theirs = config.model_dump(), begun.model_dump()
+    changed = [name for name in mine if mine[name] != theirs[name]]
+    if changed:
+        fields = ", ".join(f"{name} ({theirs[name]} there, {mine[name]} here)" for name in changed)
+        raise ConfigError(f"{run} holds a run with other settings: {fields}", hint=hint)
+    if (
+        info["data"]["fingerprint"] != dataset.report.fingerprint
+        or info["split"] != dataset.split.model_dump()
+    ):
+        raise ConfigError(f"{run} holds a run on other data (fingerprint or split differs)", hint=hint)
+
+
+def _begin(run: Path, config: TrainConfig, dataset: Dataset) -> None:
+    """Write what a run is made from: data, configuration, provenance. `run.json` last: it marks it whole."""
+    train_part, validation = split_validation(dataset.train, config)
+    counts = np.bincount(train_part.clicks.indices, minlength=len(dataset.phrases)).astype(np.int32)
+    phrases = dataset.phrases
+    if "train_clicks" in phrases.column_names:
+        phrases = phrases.drop_columns(["train_clicks"])
+    data = run / "data"
+    data.mkdir(exist_ok=True)
+    write_table(data / "phrases.arrow", phrases.append_column("train_clicks", pa.array(counts)))
+    write_interactions(data / "train.arrow", train_part)
+    write_interactions(data / "validation.arrow", validation)
+    write_interactions(data / "test.arrow", dataset.test)
+    with atomic_file(run / "config.yaml") as partial:
+        write_config(partial, config)
+    info = {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": config.seed,
+        "versions": _versions(),
+        "data": {
+            "fingerprint": dataset.report.fingerprint,
+            "read": dataset.report.model_dump(),
+        },
+        "split": dataset.split.model_dump(),
+        "counts": {
+            "phrases": len(phrases),
+            "train_queries": len(train_part),
+            "validation_queries": len(validation),
+            "test_queries": len(dataset.test),
+            "train_pairs": int(train_part.clicks.nnz),
+        },
+    }
+    with atomic_file(run / "run.json") as partial:
+        partial.write_bytes(orjson.dumps(info, option=orjson.OPT_INDENT_2))
+
+
+def _check_data(dataset: Dataset) -> None:
+    if len(dataset.train) < 2 or dataset.train.clicks.nnz == 0 or len(dataset.phrases) < 2:
+        raise InputError(
+            f"too little to learn from: {len(dataset.train)} training queries, "
+            f"{len(dataset.phrases)} phrases",
+            hint="At least two of each are needed; real quality begins in the thousands.",
+        )
+
+
+def _sources(
+    run: Path, model_encoder: nn.Module, device: Device, texts: dict[str, TokenSource]
+) -> dict[str, TextSource]:
+    if not isinstance(model_encoder, TransformerEncoder) or not model_encoder.frozen_layers:
+        return dict(texts)
+    return {
+        name: activation_source(model_encoder, source, run / "cache" / f"{name}.f16", device.device, name)
+        for name, source in texts.items()
+    }
+
+
+def run_training(dataset: Dataset, config: TrainConfig, run: Path) -> dict[str, Any]:
+    """Train on a data set into a run folder, or go on where the folder's run was stopped.
+
+    Args:
+        dataset: read and split.
+        config: the whole configuration.
+        run: the folder; afterwards it holds config.yaml, run.json, data/, checkpoints/, metrics.jsonl,
+            report.json and report.html.
+
+    Returns:
+        the report, as in report.json.
+
+    Raises:
+        ConfigError: the folder holds a run with other settings or data.
+        InputError: the data is too small to train on.
+    """
+    _check_data(dataset)
+    with _locked(run):
+        for stale in (run / "run.json", run / "config.yaml", *(run / "data").glob("*.arrow")):
+            remove_partials(stale)
+        if (run / "run.json").exists():
+            _check_resumable(run, config, dataset)
+        else:
+            _begin(run, config, dataset)
+        return _train(config, run)
+
+
+def _train(config: TrainConfig, run: Path) -> dict[str, Any]:
+    device = choose_device(config)
+    say(f"device {device.device}, {'bf16' if device.bf16 else 'fp32'}, {device.threads} threads")
+    phrases = pa.ipc.open_file(pa.memory_map(str(run / "data" / "phrases.arrow"))).read_all()
+    parts = {
+        name: read_interactions(run / "data" / f"{name}.arrow", len(phrases))
+        for name in ("train", "validation", "test")
+    }
+    torch.manual_seed(int(stream(config.seed, INIT_STREAM).integers(2**63)))
+    special = config.encoder.kind != "bag"
+    tokenizer = load_tokenizer(config.encoder.pretrained, config.max_tokens, special_tokens=special)
+    model, architecture = new_model(config)
+    model.to(device.device)
+    tokens = {name: token_source(tokenizer, part.queries, f"{name} queries") for name, part in parts.items()}
+    tokens["phrases"] = token_source(tokenizer, keys_of(phrases), "phrases")
+    sources = _sources(run, model.encoder, device, tokens)
+    table = nn.Embedding(len(phrases), config.dim // 2, sparse=True, device=device.device)
+    nn.init.normal_(table.weight, std=(config.dim // 2) ** -0.5)
+    training = Training(
+        config,
+        device,
+        run,
+        model,
+        table,
+        architecture,
+        tokenizer,
+        sources["train"],
+        sources["phrases"],
+        parts["train"].clicks,
+    )
+    counts = phrases["train_clicks"].to_numpy()
+    propensity = propensities(counts, len(parts["train"]), config.propensity_a, config.propensity_b)
+
+    def measure(name: str) -> dict[str, Any]:
+        label_d, _ = embed(model, sources["phrases"], device.device, "encoding labels")
+        query_d, query_c = embed(model, sources[name], device.device, f"encoding {name} queries")
+        found = rankings(query_d, query_c, label_d, table.weight.detach())
+        truth = parts[name].clicks
+        return {
+            "queries": len(parts[name]),
+            "metrics": metrics_of(found, truth, propensity),
+            "by_frequency": metrics_by_frequency(found, truth, counts),
+        }
+
+    def after_epoch(training: Training) -> dict[str, Any]:
+        if not len(parts["validation"]):
+            return {}
+        metrics = measure("validation")["metrics"]
+        best = metrics["concatenation"]
+        loss = training.state.loss_sums["total"] / training.state.step
+        say(
+            f"epoch {training.state.epoch + 1}/{config.epochs}: loss {loss:.3f}; validation "
+            + ", ".join(f"{name} {best[name]:.1f}" for name in ("P@1", "P@5", "PSP@5", "recall@10"))
+        )
+        return {"validation": metrics}
+
+    if not resume(training) and config.table_from_text:
+        start_table(training)
+    if training.state.finished:
+        say(f"{run}: training is finished already")
+        restore_weights(checkpoints(run)[-1], model, table)
+    else:
+        train(training, after_epoch)
+    report = {
+        "config": config.model_dump(),
+        "run": orjson.loads((run / "run.json").read_bytes()),
+        "model_id": training.state.model_id,
+        "device": {"name": str(device.device), "bf16": device.bf16, "threads": device.threads},
+        "cpu_count": os.cpu_count(),
+        "propensity": {"A": config.propensity_a, "B": config.propensity_b},
+        "history": training.state.history,
+        "validation": measure("validation") if len(parts["validation"]) else None,
+        "test": measure("test") if len(parts["test"]) else None,
+    }
+    write_report(run, report)
+    return report
