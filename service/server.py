@@ -42,7 +42,13 @@ def serve(settings: Settings) -> None:
         engine = Engine.load(settings.bundle, settings.engine())
         # The first calls of ONNX Runtime allocate; no client should wait for that.
         engine.match(["warm up"], 10)
-        _Server(_config(create_app(engine, settings), settings), engine).run(sockets=[listener])
+        config = _config(create_app(engine, settings), settings)
+        try:
+            listener.listen(config.backlog)
+        except OSError as error:
+            # Two servers may bind the same port; the second to listen is refused.
+            raise _refused(error, settings.host, settings.port) from None
+        _Server(config, engine).run(sockets=[listener])
 
 
 def _terminated(_signal: int, _frame: Any) -> None:
@@ -69,18 +75,18 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise _in_use(host, port) from None
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise ConfigError(f"{host} is no address of this machine", hint="See --host.") from None
-        raise BidmatchError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
+        raise _refused(error, host, port) from None
     return listener
 
 
-def _in_use(host: str, port: int) -> BidmatchError:
-    return BidmatchError(
-        f"port {port} on {host} is in use", hint="Choose another with --port; --port 0 takes a free one."
-    )
+def _refused(error: OSError, host: str, port: int) -> BidmatchError:
+    if error.errno == errno.EADDRINUSE:
+        return BidmatchError(
+            f"port {port} on {host} is in use", hint="Choose another with --port; --port 0 takes a free one."
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return ConfigError(f"{host} is no address of this machine", hint="See --host.")
+    return BidmatchError(f"cannot listen on {host}, port {port}: {error.strerror}")
 
 
 def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
@@ -109,13 +115,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         (listener,) = sockets or []
         host, port = listener.getsockname()[:2]
-        try:
-            await super().startup(sockets)
-        except OSError as error:
-            # Two servers may bind the same port; the second to listen is refused.
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise _in_use(host, port) from None
+        await super().startup(sockets)
         name = f"[{host}]" if ":" in host else host
         say(f"serving bundle {self._engine.bundle_id}, {len(self._engine):,} phrases")
         say(f"ready: http://{name}:{port}")

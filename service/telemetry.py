@@ -130,7 +130,7 @@ class Telemetry:
         self.encode_seconds.observe(timings.encode)
         self.search_seconds.observe(timings.search)
         for answer in answers:
-            self.matches.observe(len(answer.matches))
+            self.matches.observe(answer.count)
 
 
 class CountRequests:

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.settings import Settings
+
+SLOW = {"queries": ["red running shoes"] * 256, "k": 100}
+
+
+def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """`bidmatch serve` where it should end by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "bidmatch", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | environment,
+    )
+
+
+def test_it_says_every_setting_and_its_address(server: object, tiny_bundle: Path) -> None:
+    said = server.said  # type: ignore[attr-defined]
+    settings = dict(
+        line.removeprefix("setting ").split(" = ", 1) for line in said if line.startswith("setting")
+    )
+    assert list(settings) == list(Settings.model_fields)
+    assert settings["bundle"] == str(tiny_bundle)
+    assert settings["host"] == "127.0.0.1"
+    assert any(line.startswith("ready: http://127.0.0.1:") for line in said)
+    assert not server.url.endswith(":0")  # type: ignore[attr-defined]
+
+
+def test_requests_in_flight_are_answered_when_it_is_told_to_stop(start: Callable) -> None:
+    with (
+        start(
+            "--threads", "1", "--queue", "8192", "--deadline-ms", "60000", "--shutdown-ms", "60000"
+        ) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        answers: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(client.post("/match", json=SLOW).status_code))
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + 30
+        # 8 requests of 256 queries: one at work and seven waiting means that all have arrived.
+        while "bidmatch_queue_depth 1792.0" not in client.get("/metrics").text and len(answers) < 1:
+            assert time.monotonic() < until
+        seen = len(answers)
+        assert server.stop(signal.SIGTERM) == 0
+        for thread in threads:
+            thread.join()
+        assert answers == [200] * 8
+        assert seen < 8, "all were answered before the signal"
+        assert any(line.startswith("stopping") for line in server.said)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.url}/healthz")
+
+
+def test_it_stops_at_once_when_idle_even_with_open_connections(start: Callable) -> None:
+    with start() as server, httpx.Client(base_url=server.url) as client:
+        assert client.get("/healthz").status_code == 200
+        assert server.stop(signal.SIGTERM) == 0
+
+
+def test_interrupted_from_the_keyboard(start: Callable) -> None:
+    with start() as server:
+        assert server.stop(signal.SIGINT) == 130
+        assert "Traceback" not in server.text()
+
+
+def test_a_damaged_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle, damaged)
+    vectors = bytearray((damaged / "vectors.npy").read_bytes())
+    vectors[-5] ^= 1
+    (damaged / "vectors.npy").write_bytes(vectors)
+    done = serve("--bundle", str(damaged), "--port", "0")
+    assert done.returncode == 4
+    assert "vectors.npy was altered" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bundle_that_is_not_there(tmp_path: Path) -> None:
+    done = serve("--bundle", str(tmp_path / "none"), "--port", "0")
+    assert done.returncode == 4
+    assert "there is no such folder" in done.stderr
+
+
+def test_a_port_in_use(server: object, tiny_bundle: Path) -> None:
+    port = server.address[1]  # type: ignore[attr-defined]
+    done = serve("--bundle", str(tiny_bundle), "--port", str(port))
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use" in done.stderr
+    assert "--port 0" in done.stderr
+
+
+def test_a_port_that_another_takes_while_the_bundle_loads(tiny_bundle: Path) -> None:
+    """Two that bound the same port before either listens: one serves, the other says why it can't."""
+    with socket.socket() as rival:
+        rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        rival.bind(("127.0.0.1", 0))
+        port = rival.getsockname()[1]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bidmatch", "serve", "--bundle", str(tiny_bundle), "--port", str(port)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("loading"):
+                rival.listen(1)
+                break
+        said = process.stderr.read()
+        assert process.wait(30) == 1
+        assert f"port {port} on 127.0.0.1 is in use" in said
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "reason"),
+    [
+        ([], {}, "--bundle (or BIDMATCH_BUNDLE): Field required"),
+        (["--bundle", "b", "--port", "99999"], {}, "--port (or BIDMATCH_PORT)"),
+        (["--bundle", "b"], {"BIDMATCH_MAX_K": "many"}, "--max-k (or BIDMATCH_MAX_K)"),
+        (["--bundle", "b", "--queue", "4"], {}, "could never be taken"),
+        (["--bundle", "b", "--host", "no.such.host.invalid"], {}, "no host 'no.such.host.invalid'"),
+        (["--bundle", "b", "--no-such-flag"], {}, "No such option"),
+    ],
+)
+def test_wrong_settings(arguments: list[str], environment: dict[str, str], reason: str) -> None:
+    done = serve(*arguments, **environment)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_shows_examples_and_every_setting() -> None:
+    done = serve("--help")
+    assert done.returncode == 0
+    assert "bidmatch serve --bundle runs/demo/bundle" in done.stdout
+    for name in Settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in done.stdout
+        assert f"BIDMATCH_{name.upper()}" in " ".join(done.stdout.split())
