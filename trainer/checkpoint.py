@@ -253,7 +253,7 @@ def read_interactions(file: Path, n_labels: int) -> Interactions:
     table = read_table(file).combine_chunks()
     n = len(table)
     if n == 0:
-        empty = sp.coo_matrix((0, n_labels), dtype=np.float32).tocsr()
+        empty = sp.csr_matrix((0, n_labels), dtype=np.float32)
         return Interactions(pa.array([], type=pa.large_string()), empty)
     labels, weights = table["labels"].chunk(0), table["weights"].chunk(0)
     offsets = labels.offsets.to_numpy()

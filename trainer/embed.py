@@ -36,7 +36,7 @@ def embed(
     """
     lengths = source.tokens.lengths
     order = np.argsort(lengths, kind="stable")
-    half = model.half
+    half = model.head_width
     phi_d = torch.empty(len(lengths), half, device=device)
     phi_c = torch.empty(len(lengths), half, device=device)
     with evaluating(model), progress(label, len(lengths), "texts") as step:

@@ -26,7 +26,7 @@ class DualHeadModel(nn.Module):
     def __init__(self, encoder: Encoder, dim: int, head_dropout: float):
         super().__init__()
         self.encoder = encoder
-        self.half = dim // 2
+        self.head_width = dim // 2
         self.g1 = nn.Sequential(nn.Linear(encoder.width, dim // 2), nn.Tanh(), nn.Dropout(head_dropout))
         self.g2 = nn.Sequential(nn.Linear(encoder.width, dim // 2), nn.Dropout(head_dropout))
 
