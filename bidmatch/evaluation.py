@@ -15,9 +15,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bidmatch.base.console import progress
+from bidmatch.base.console import progress, say
 from bidmatch.base.text import key
-from trainer.data.dataset import Interactions
+from trainer.data.dataset import Dataset, Interactions
 from trainer.metrics import by_frequency, by_volume, evaluate_ranking, propensities
 
 KS = (1, 3, 5)
@@ -75,6 +75,21 @@ def measure(topk: np.ndarray, truth: sp.csr_matrix, popularity: Popularity) -> Q
         by_frequency=by_frequency(topk, truth, popularity.counts, KS, RECALL_KS, propensity),
         by_volume=by_volume(topk, truth, popularity.counts, 5, KS, RECALL_KS, propensity),
     )
+
+
+def measure_lexical(dataset: Dataset, depth: int, popularity: Popularity) -> dict[str, Quality]:
+    """The lexical baselines of `trainer.baselines`, fitted on the training part, on the held-out part.
+
+    Returns:
+        "tfidf" | "nearest" | "hybrid" -> measures.
+    """
+    from trainer.baselines import fit_lexical
+
+    say("fitting the lexical baselines")
+    labels = [key(text) for text in dataset.phrases["text"].to_pylist()]
+    matcher = fit_lexical(dataset.train.queries.to_pylist(), labels, dataset.train.clicks)
+    rankings = matcher.rank(dataset.test.queries.to_pylist(), depth)
+    return {name: measure(topk, dataset.test.clicks, popularity) for name, topk in rankings.items()}
 
 
 def rows_in(phrases: pa.Table, of: pa.Table) -> np.ndarray:
@@ -166,7 +181,7 @@ def print_tables(tables: Sequence[Table]) -> None:
     """Print to stdout; where that is no terminal, as wide as a table needs."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 120
+        console.width = 140
     for table in tables:
         console.print(table)
 

@@ -87,7 +87,7 @@ def command(
     assert bundle is not None
     source = click.core.ParameterSource.COMMANDLINE
     own_split = {n for n in ("test_share", "split_seed") if context.get_parameter_source(n) == source}
-    report, quality = _eval_bundle(
+    report, quality = evaluate_bundle(
         bundle, list(data), read_options, own_split, all_queries, depth, ef, threads, propensity
     )
     if as_json:
@@ -96,7 +96,7 @@ def command(
     _show([(f"Bundle {report['bundle_id']}: percent on {report['queries']:,} queries", quality)])
 
 
-def _eval_bundle(
+def evaluate_bundle(
     bundle: Path,
     data: list[Path],
     options: ReadOptions,
@@ -107,6 +107,19 @@ def _eval_bundle(
     threads: int,
     propensity: tuple[float | None, float | None],
 ) -> tuple[dict[str, Any], Quality]:
+    """What was measured and how, and the figures.
+
+    Args:
+        bundle: bundle folder.
+        data: log files or dataset folders.
+        options: how to read them.
+        own_split: fields of `options` that count; the other split settings are the bundle's.
+        all_queries: whether to measure every query.
+        depth: phrases asked for.
+        ef: wider search than the bundle's own, or None.
+        threads: calls at once; 0 for all cores.
+        propensity: A and B, each None for the bundle's.
+    """
     from bidmatch.evaluation import Popularity, measure, query_counts, rank_all, rows_in
     from export.bundle.read import read_manifest
     from service.engine import Engine, EngineSettings
