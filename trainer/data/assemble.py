@@ -130,15 +130,13 @@ def assemble(collector: Collector, catalogue: Catalogue | None = None) -> Assemb
     Queries are sorted by key, phrases by key and match type (or in the catalogue's order), and a phrase's
     text is its most frequent spelling (ties: the smallest), so the result does not depend on row order.
 
+    Args:
+        collector: holds at least one row; its chunks are used up.
+        catalogue: the phrase list of the data, if it has one; every collected phrase is in it.
+
     Raises:
-        InputError: no row is left, or an extra phrase column contradicts itself.
+        InputError: an extra phrase column contradicts itself.
     """
-    if not collector.queries:
-        left = "; ".join(f"{count:,} {reason}" for reason, count in collector.skipped.items())
-        raise InputError(
-            "no (query, phrase) pair is left to learn from" + (f" ({left})" if left else ""),
-            hint="Look at the counts above: the file may hold no data rows, or every row was left out.",
-        )
     query_of_row, queries = _unify(collector.queries)
     text_of_row, texts = _unify(collector.texts)
     match_of_row, match_types = _unify(collector.match_types)

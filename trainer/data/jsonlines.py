@@ -44,16 +44,18 @@ def objects(
             if not isinstance(value, dict):
                 rows.bad("the line is not a JSON object in braces { }", line)
                 continue
-            inner = value.get("_source")
-            if isinstance(inner, dict):
-                value = inner
-            elif len(value) == 1 and isinstance(next(iter(value.values())), dict) and _is_bulk_action(value):
-                continue
-            yield line, value
+            inner = unwrap(value)
+            if inner is not None:
+                yield line, inner
 
 
-def _is_bulk_action(value: dict[str, Any]) -> bool:
-    return next(iter(value)) in ("index", "create")
+def unwrap(value: dict[str, Any]) -> dict[str, Any] | None:
+    """The document in a search engine's dump: a hit's `_source`; None for a bulk action line; else `value`."""
+    inner = value.get("_source")
+    if isinstance(inner, dict):
+        return inner
+    action = next(iter(value.values())) if len(value) == 1 else None
+    return None if isinstance(action, dict) and next(iter(value)) in ("index", "create") else value
 
 
 def _place(problem: orjson.JSONDecodeError) -> str:

@@ -108,6 +108,8 @@ def _read(paths: Sequence[Path], options: ReadOptions) -> _Reading:
     with _bar(files) as advance:
         for one, part in recognised:
             one.read(collector, part, advance)
+    if not collector.queries:
+        raise _nothing_left(collector, files)
     label_lists = {one.labels.path: one.labels for one, _ in recognised if one.labels is not None}
     shared = len(label_lists) == 1 and all(one.labels is not None for one, _ in recognised)
     assembled = assemble(collector, next(iter(label_lists.values())).catalogue if shared else None)
@@ -118,6 +120,17 @@ def _read(paths: Sequence[Path], options: ReadOptions) -> _Reading:
     if given:
         assembled = _keep_test_out_of_training(assembled, notes)
     return _Reading(assembled, given, _report(recognised, collector, assembled, merged, notes))
+
+
+def _nothing_left(collector: Collector, files: Sequence[tuple[Path, int]]) -> InputError:
+    counts = "; ".join(f"{count:,} {reason}" for reason, count in collector.skipped.most_common())
+    return InputError(
+        "no (query, phrase) pair is left to learn from" + (f" (left out: {counts})" if counts else ""),
+        file=files[0][0] if len(files) == 1 else None,
+        hint="Every row was left out. Choose a longer date range, or weigh by impressions if clicks are 0."
+        if counts
+        else "There are no rows below the header. Choose a longer date range and export again.",
+    )
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 import orjson
@@ -16,9 +16,12 @@ from trainer.data.collect import Collector
 from trainer.data.columnar import ParquetLog
 from trainer.data.jsonlines import Labels
 from trainer.data.options import ReadOptions
-from trainer.data.report_files import TextReport, Workbook, recognise_text_report
-from trainer.data.source import Source, decode_head, detect_encoding, encoding_name
+from trainer.data.report_text import TextReport, recognise_text_report
+from trainer.data.source import Source, decode_head, detect_encoding, empty_file, encoding_name
 from trainer.data.ubi import UbiJoin, is_event, is_query
+from trainer.data.workbook import Workbook
+
+_LOOK_AT_LINES = 100
 
 
 class Read(Protocol):
@@ -69,9 +72,15 @@ def recognise(source: Source, options: ReadOptions, ubi: UbiJoin) -> Recognised:
         return _recognise_workbook(source, options)
     encoding = detect_encoding(source, options.encoding)
     head = decode_head(source, encoding)
+    if not head.strip():
+        raise empty_file(source.path)
     first_line = head.lstrip().partition("\n")[0]
     if first_line.startswith("{") and ("\t" not in first_line or first_line.rstrip().endswith("}")):
-        return _recognise_json(source, head, options, ubi)
+        if not encoding.startswith("utf-8"):
+            raise InputError(
+                f"is JSON in {encoding_name(encoding)}", file=source.path, hint="Save the file as UTF-8."
+            )
+        return _recognise_json(source, options, ubi)
     if head.lstrip().startswith("[{"):
         raise InputError(
             "is one JSON array, not JSON lines",
@@ -135,27 +144,29 @@ def _packed(source: Source) -> str:
     return f", {source.packing}" if source.packing else ""
 
 
-def _first_object(source: Source, head: str) -> dict[str, Any]:
-    for number, line in enumerate(io.StringIO(head), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = orjson.loads(line)
-        except orjson.JSONDecodeError as problem:
-            raise InputError(
-                f"starts like JSON lines, but the line is not valid JSON ({problem.msg})",
-                file=source.path,
-                line=number,
-                hint="JSONL has one whole JSON object on each line.",
-            ) from None
-        if isinstance(value, dict):
-            inner = value.get("_source")
-            return inner if isinstance(inner, dict) else value
+def _first_object(source: Source) -> dict[str, Any]:
+    with source.open() as stream:
+        for number, raw in enumerate(islice(stream, _LOOK_AT_LINES), start=1):
+            line = raw.removeprefix(b"\xef\xbb\xbf").strip()
+            if not line:
+                continue
+            try:
+                value = orjson.loads(line)
+            except orjson.JSONDecodeError as problem:
+                raise InputError(
+                    f"starts like JSON lines, but the line is not valid JSON ({problem.msg})",
+                    file=source.path,
+                    line=number,
+                    hint="JSONL has one whole JSON object on each line.",
+                ) from None
+            inner = jsonlines.unwrap(value) if isinstance(value, dict) else None
+            if inner is not None:
+                return inner
     raise InputError("holds no JSON object", file=source.path)
 
 
-def _recognise_json(source: Source, head: str, options: ReadOptions, ubi: UbiJoin) -> Recognised:
-    first = _first_object(source, head)
+def _recognise_json(source: Source, options: ReadOptions, ubi: UbiJoin) -> Recognised:
+    first = _first_object(source)
     if "query" in first and "labels" in first:
         return _recognise_labelled(source, first)
     if is_query(first):

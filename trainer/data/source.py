@@ -149,11 +149,7 @@ def open_source(path: Path) -> Source:
         with source.open() as stream:
             source = Source(path, "text", packing, stream.read(HEAD_BYTES))
     if not source.head.strip():
-        raise InputError(
-            "the file is empty",
-            file=path,
-            hint="Export the log or report again; if it has no rows, choose a longer date range.",
-        )
+        raise empty_file(path)
     if source.head.startswith(b"PAR1"):
         if packing is not None:
             raise InputError(
@@ -164,6 +160,15 @@ def open_source(path: Path) -> Source:
         if source.head.startswith(magic):
             raise InputError(f"is {name}, not a log", file=path, hint=hint)
     return source
+
+
+def empty_file(path: Path) -> InputError:
+    """The error for a file without any text."""
+    return InputError(
+        "the file is empty",
+        file=path,
+        hint="Export the log or report again; if it has no rows, choose a longer date range.",
+    )
 
 
 def _holds_workbook(path: Path) -> bool:

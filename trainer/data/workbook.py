@@ -1,11 +1,11 @@
-"""Search-terms reports as delimited text or as an Excel workbook."""
+"""Search-terms reports and click logs as Excel workbooks."""
 
 from __future__ import annotations
 
-import io
-import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date, time
 from itertools import islice
 from typing import Any
@@ -17,111 +17,25 @@ from openpyxl.utils.exceptions import InvalidFileException
 from bidmatch.base.errors import InputError
 from trainer.data.collect import Collector
 from trainer.data.columns import Layout, log_layout
-from trainer.data.delimited import DELIMITERS, split_rows, text_lines
 from trainer.data.options import ReadOptions
 from trainer.data.report_rows import Cell, count_of, read_rows, text_of, uses_notation
 from trainer.data.reports import HEADER_WITHIN, Report, explain, find_report
 from trainer.data.rows import RowBuffer
-from trainer.data.source import Source, undecodable
+from trainer.data.source import Source
 
 _LOOK_AT_ROWS = 2000
-
-Records = Iterator[tuple[int, Sequence[Cell] | str]]
-
-
-class TextReport:
-    """A report in a delimited text file.
-
-    Attributes:
-        source: the file.
-        encoding: its codec.
-        delimiter: what separates cells.
-        report: its columns.
-        notation: whether keywords are in match-type notation.
-        bare_quotes: whether `"keyword"` in plain quotes is phrase-match notation, not quoting.
-    """
-
-    def __init__(self, source: Source, encoding: str, delimiter: str, report: Report, head: str):
-        self.source, self.encoding, self.delimiter, self.report = source, encoding, delimiter, report
-        self.bare_quotes = _bare_quotes(head, delimiter, report)
-        self.notation = uses_notation(
-            cells[report.layout.phrase]
-            for _, cells in islice(self._records(io.StringIO(head, newline="")), _LOOK_AT_ROWS)
-            if not isinstance(cells, str) and len(cells) == report.layout.width
-        )
-
-    def _records(self, lines: Iterator[str]) -> Records:
-        if self.bare_quotes:
-            lines = _restore_quotes(lines, self.delimiter)
-        for line, cells in split_rows(lines, self.delimiter, True):
-            if line <= self.report.header_line:
-                continue
-            if self.bare_quotes and not isinstance(cells, str):
-                keyword = self.report.layout.phrase
-                cells = [cell if at == keyword else cell.strip('"') for at, cell in enumerate(cells)]
-            yield line, cells
-
-    def read(self, collector: Collector, part: int, advance: Callable[[int], None] | None = None) -> None:
-        """Read all rows.
-
-        Raises:
-            InputError: a row is bad and bad lines stop, or the bytes are not text.
-        """
-        rows = RowBuffer(collector, self.source, part, self.encoding)
-        try:
-            with self.source.open(advance) as stream:
-                lines = text_lines(stream, self.encoding)
-                read_rows(self._records(lines), self.report, self.notation, rows)
-        except UnicodeDecodeError:
-            raise undecodable(self.source, self.encoding) from None
-
-
-def _bare_quotes(head: str, delimiter: str, report: Report) -> bool:
-    """Whether keywords alone stand in quotes that no writer of delimited text would need."""
-    keyword, query = report.layout.phrase, report.layout.query
-    quoted = [0, 0]
-    raw = enumerate(io.StringIO(head, newline=""), start=1)
-    for line, text in islice(raw, _LOOK_AT_ROWS):
-        if line < report.header_line:
-            continue
-        cells = text.rstrip("\r\n").split(delimiter)
-        if '"""' in text or (line == report.header_line and '"' in text):
-            return False
-        if len(cells) >= report.layout.width:
-            for at, column in enumerate((keyword, query)):
-                quoted[at] += len(cells[column]) > 2 and cells[column][0] == '"' == cells[column][-1]
-    return quoted[0] > 0 and quoted[1] == 0
-
-
-def _restore_quotes(lines: Iterator[str], delimiter: str) -> Iterator[str]:
-    mark = re.escape(delimiter)
-    needless = re.compile(rf'(^|(?<={mark}))"([^"\r\n,{mark}]*)"(?={mark}|[\r\n]|$)')
-    for line in lines:
-        yield needless.sub(r'"""\2"""', line)
-
-
-def recognise_text_report(
-    source: Source, head: str, encoding: str, options: ReadOptions
-) -> TextReport | InputError | None:
-    """The report that a text file is; the error where it is one that cannot be used; None where it is none.
-
-    Raises:
-        InputError: it is a report and lacks a column.
-    """
-    problem = None
-    for delimiter in DELIMITERS:
-        records = [
-            (line, cells)
-            for line, cells in islice(
-                split_rows(iter(io.StringIO(head, newline="")), delimiter, True), HEADER_WITHIN
-            )
-            if not isinstance(cells, str)
-        ]
-        report = find_report(records, options, source.path)
-        if report is not None:
-            return TextReport(source, encoding, delimiter, report, head)
-        problem = problem or explain(records, source.path)
-    return problem
+_DAMAGE = (
+    InvalidFileException,
+    zipfile.BadZipFile,
+    zlib.error,
+    ParseError,
+    KeyError,
+    IndexError,
+    ValueError,
+    TypeError,
+    EOFError,
+    OSError,
+)
 
 
 class Workbook:
@@ -158,19 +72,19 @@ class Workbook:
             hint="Say which columns to use with --query-column and --phrase-column.",
         )
 
-    def _open(self) -> Any:
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
+        book = None
         try:
-            return openpyxl.load_workbook(self.source.path, read_only=True, data_only=True)
-        except (
-            InvalidFileException,
-            zipfile.BadZipFile,
-            KeyError,
-            ValueError,
-            ParseError,
-            EOFError,
-            OSError,
-        ) as bad:
+            # By stream, since openpyxl refuses a path whose extension it does not know.
+            with self.source.path.open("rb") as stream:
+                book = openpyxl.load_workbook(stream, read_only=True, data_only=True)
+                yield book
+        except _DAMAGE as bad:
             raise self._damaged(bad) from bad
+        finally:
+            if book is not None:
+                book.close()
 
     def _damaged(self, problem: Exception) -> InputError:
         return InputError(
@@ -180,24 +94,16 @@ class Workbook:
         )
 
     def _sheets(self) -> list[str]:
-        book = self._open()
-        try:
+        with self._open() as book:
             return [sheet.title for sheet in book.worksheets]
-        finally:
-            book.close()
 
     def _rows(self, title: str) -> Iterator[tuple[int, list[Cell]]]:
-        book = self._open()
-        try:
+        with self._open() as book:
             sheet = book[title]
             # Amazon's exports declare dimensions that do not hold.
             sheet.reset_dimensions()
             for line, values in enumerate(sheet.iter_rows(values_only=True), start=1):
                 yield line, [_cell(value) for value in values]
-        except (zipfile.BadZipFile, KeyError, ValueError, ParseError, EOFError, IndexError) as bad:
-            raise self._damaged(bad) from bad
-        finally:
-            book.close()
 
     def _records(self) -> Iterator[tuple[int, list[Cell]]]:
         width = self.report.layout.width
