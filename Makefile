@@ -1,0 +1,46 @@
+# Every target makes what it needs, in .venv, from constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types format bench lock clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
+
+$(STAMP): pyproject.toml constraints.txt deploy/check-machine.sh
+	@PYTHON="$(PYTHON)" sh deploy/check-machine.sh
+	@echo "Installing bidmatch with its training and test packages into $(VENV) (some minutes: torch is large,"
+	@echo "hnswlib is compiled) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[train,dev]'
+	@touch $@
+
+install: $(STAMP)  ## make .venv and install everything into it
+
+demo: $(STAMP)  ## simulate a click log, train, export, serve, match; leaves runs/demo/
+	@$(BIN)/bidmatch demo --out runs/demo
+
+test: $(STAMP)  ## run the whole test suite
+	@. deploy/test-browser.sh && $(BIN)/python -m pytest
+
+lint: $(STAMP)  ## ruff: rules and format
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(STAMP)  ## mypy
+	@$(BIN)/mypy
+
+format: $(STAMP)  ## rewrite the code in ruff's format
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+bench: $(STAMP)  ## measure training cost against the number of labels, on a quiet machine
+	@$(BIN)/python -m bench.training
+
+lock: $(STAMP)  ## write constraints.txt anew from what .venv holds
+	@sh deploy/lock.sh $(BIN)/python > constraints.txt.new && mv constraints.txt.new constraints.txt
+
+clean:  ## remove .venv, caches and build folders; runs/ stays
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
