@@ -35,7 +35,7 @@ from export.bundle.index import exact_topk
 from export.bundle.write import finish, new_bundle, write_phrases, write_tokenizer
 from export.hnsw import RecallTarget, TunedIndex, search, tune
 from export.onnx_graph import OPSET, export_onnx
-from export.quantise import choose, int8_instructions, operators_for, processor, quantise
+from export.quantise import choose, int8_instructions, processor, quantise
 from export.source import ExportSource
 from export.vectors import check_parity, write_label_vectors
 from trainer.metrics import evaluate_ranking, propensities
@@ -181,7 +181,9 @@ def _make_encoders(folder: Path, source: ExportSource, bound: float, threads: in
         chosen, candidates = exact, [_unjudged(fp32)]
     else:
         say(f"quantising the encoder (8-bit instructions here: {int8_instructions()})")
-        operators = quantise(fp32, int8, operators_for(source.record.kind))
+        # The three small products of `bag` have no measurable time to gain, and its vectors then depend on
+        # the text alone, not on the batch.
+        operators = quantise(fp32, int8, products=source.record.kind != "bag")
         small = load(int8, 1)
         entries: list[tuple[Precision, list[str], Path, TextEncoder]] = [
             ("fp32", [], fp32, exact),

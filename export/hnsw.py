@@ -20,6 +20,7 @@ _WIDTHS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # ef as multiples of k; bel
 _SEED = 100
 _BLOCK = 20_000
 _TIMED_QUERIES = 500
+_BEYOND_TARGET = 2  # points of the curve above the target, to show what more recall would cost
 _TIE = 1e-6
 
 
@@ -99,12 +100,13 @@ def _curve(
     queries: np.ndarray,
     kth_scores: np.ndarray,
     k: int,
+    target: float,
     rung: tuple[int, int],
     threads: int,
 ) -> list[CurvePoint]:
-    points = []
+    points: list[CurvePoint] = []
     efs = sorted({min(max(1, round(k * width)), len(vectors)) for width in _WIDTHS})
-    with progress(f"measuring recall@{k} and latency, M={rung[0]}", len(efs), "settings") as step:
+    with progress(f"measuring recall@{k} and latency, M={rung[0]}", None, "settings") as step:
         for ef in efs:
             index.set_ef(ef)
             rows = search(index, vectors, queries, k, threads)
@@ -119,6 +121,8 @@ def _curve(
             )
             points.append(point)
             step.advance(1, f"ef={ef}: recall {point.recall:.4f}, {point.mean_us:,.0f} µs")
+            if sum(point.recall >= target for point in points) > _BEYOND_TARGET:
+                break
     return points
 
 
@@ -151,7 +155,7 @@ def tune(
         started = time.monotonic()
         index = build_index(vectors, *rung, threads=build_threads)
         seconds = time.monotonic() - started
-        points = _curve(index, vectors, queries, kth_scores, k, rung, threads)
+        points = _curve(index, vectors, queries, kth_scores, k, target.recall, rung, threads)
         curve += points
         reaching = [point for point in points if point.recall >= target.recall]
         point = reaching[0] if reaching else max(points, key=lambda candidate: candidate.recall)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import scipy.sparse as sp
+from onnx import helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from bidmatch.base.console import progress, say
@@ -21,49 +23,99 @@ from trainer.data.dataset import Interactions
 from trainer.metrics import evaluate_ranking
 
 JUDGED = ("P@1", "P@5", "recall@10")
-WORD_VECTORS = ("Gather",)
-WORD_VECTORS_AND_PRODUCTS = ("Gather", "MatMul", "Gemm")
 _INT8_INSTRUCTIONS = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "avx2")
+_LEAST_WORDS = 1_000  # smaller tables, such as those of positions, stay as they are
 _TIMED_QUERIES = 500
 _TIMED_BATCH = 32
 
 
-def operators_for(kind: str) -> tuple[str, ...]:
-    """What to quantise in an encoder of this kind.
+def quantise(fp32: Path, int8: Path, *, products: bool) -> list[str]:
+    """Write an encoder with 8-bit weights.
 
-    Products with 8-bit weights quantise their input as it comes, with one scale a batch, so a query's vector
-    then depends a little on its neighbours in the batch. A transformer's speed is worth that; `bag` has only
-    three small products, gains no measurable time, and keeps vectors that depend on nothing but the text.
-    """
-    return WORD_VECTORS if kind == "bag" else WORD_VECTORS_AND_PRODUCTS
+    Word vectors get a scale a word. Products with 8-bit weights, where asked for, get a scale a channel and
+    use 7 of the 8 bits: without VNNI, processors add pairs of 8-bit products in 16 bits and saturate, so full
+    range would be right on one machine and wrong on the next. They quantise their input as it comes, with one
+    scale a batch, so a query's vector then depends a little on its neighbours in the batch.
 
-
-def quantise(fp32: Path, int8: Path, operators: Sequence[str]) -> list[str]:
-    """Write an encoder with 8-bit weights in the given operators, word vectors being `Gather`.
-
-    Weights have a scale a channel, which keeps outliers apart, and use 7 of the 8 bits: without VNNI,
-    processors add pairs of 8-bit products in 16 bits and saturate, so full range would be right on one
-    machine and wrong on the next.
+    Args:
+        fp32: the encoder.
+        int8: written.
+        products: quantise matrix products, too.
 
     Returns:
-        The operator types that were quantised (a Gemm becomes a MatMul).
+        The operator types that were quantised.
     """
+    model = onnx.load(str(fp32))
+    operators = ["Gather"] if quantise_word_vectors(model) else []
+    onnx.save(model, str(int8))
+    if not products:
+        return operators
     level = logging.root.level
     logging.root.setLevel(logging.ERROR)  # the quantiser warns through the root logger on every file
     try:
         quantize_dynamic(
-            str(fp32),
+            model,
             str(int8),
-            op_types_to_quantize=list(operators),
+            op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,
             reduce_range=True,
             weight_type=QuantType.QInt8,
         )
     finally:
         logging.root.setLevel(level)
-    made = {node.op_type for node in onnx.load(str(int8), load_external_data=False).graph.node}
-    pairs = (("MatMul", "MatMulInteger"), ("Gather", "DequantizeLinear"))
-    return [source for source, result in pairs if result in made]
+    made = {node.op_type for node in onnx.load(str(int8)).graph.node}
+    return operators + (["MatMul"] if "MatMulInteger" in made else [])
+
+
+def quantise_word_vectors(model: onnx.ModelProto) -> int:
+    """Replace, in place, each large table that is gathered from by int8 rows and a float32 scale a row.
+
+    A value x of row r becomes round(x / s_r) in -127..127, s_r the row's largest magnitude / 127.
+
+    Returns:
+        How many tables were replaced.
+    """
+    graph = model.graph
+    tables = {tensor.name: tensor for tensor in graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    replaced: set[str] = set()
+    for node in graph.node:
+        table = tables.get(node.input[0]) if node.op_type == "Gather" else None
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        if table is None or axis != 0 or len(table.dims) != 2 or table.dims[0] < _LEAST_WORDS:
+            nodes.append(node)
+            continue
+        name, out = table.name, node.output[0]
+        if name not in replaced:
+            replaced.add(name)
+            graph.initializer.extend(_int8_rows(name, onnx.numpy_helper.to_array(table)))
+        nodes += [
+            helper.make_node("Gather", [f"{name}_int8", node.input[1]], [f"{out}_int8"], f"{node.name}_rows"),
+            helper.make_node(
+                "Gather", [f"{name}_scale", node.input[1]], [f"{out}_scale"], f"{node.name}_scales"
+            ),
+            helper.make_node(
+                "Cast", [f"{out}_int8"], [f"{out}_float"], f"{node.name}_cast", to=onnx.TensorProto.FLOAT
+            ),
+            helper.make_node("Mul", [f"{out}_float", f"{out}_scale"], [out], f"{node.name}_scaled"),
+        ]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    still_used = {name for node in nodes for name in node.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in still_used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    onnx.checker.check_model(model, full_check=True)
+    return len(replaced)
+
+
+def _int8_rows(name: str, table: np.ndarray) -> list[onnx.TensorProto]:
+    scale = np.maximum(np.abs(table).max(axis=1, keepdims=True), 1e-30) / 127
+    rows = np.rint(table / scale).astype(np.int8)
+    return [
+        onnx.numpy_helper.from_array(rows, f"{name}_int8"),
+        onnx.numpy_helper.from_array(scale.astype(np.float32), f"{name}_scale"),
+    ]
 
 
 def int8_instructions() -> str:

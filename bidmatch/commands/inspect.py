@@ -103,7 +103,7 @@ def _encoders(manifest: Manifest) -> Table:
     table = _table(
         f"Encoder: {encoder.precision} serves; ONNX opset {encoder.opset}; cosine with torch at least "
         f"{parity.min_cosine} on {parity.queries:,} texts; bound {encoder.quality_bound:g} points",
-        *("", "MB", "ms/query", "ms/query of 32", "P@1", "P@5", "recall@10", "why"),
+        *("", "MB", "ms/query", "ms/query of 32", "P@1", "P@5", "recall@10"),
     )
     for candidate in encoder.candidates:
         figures = [f"{candidate.quality[name]:.2f}" if name in candidate.quality else "-" for name in _JUDGED]
@@ -113,8 +113,11 @@ def _encoders(manifest: Manifest) -> Table:
             f"{candidate.ms_per_query:.3f}",
             f"{candidate.ms_per_query_batched:.3f}",
             *figures,
-            candidate.reason,
         )
+    table.caption = "\n".join(
+        f"{candidate.precision}: {candidate.reason}" for candidate in encoder.candidates
+    )
+    table.caption_justify = "left"
     return table
 
 
@@ -126,7 +129,8 @@ def _curve(manifest: Manifest) -> Table:
     verdict = "reached" if index.reached else "NOT reached"
     table = _table(
         f"Index: recall@{index.k} {index.recall:.4f}, target {index.target_recall:g} {verdict}, on "
-        f"{index.queries:,} {index.query_source}; built in {index.build_seconds:g} s, {index.build_threads} thread(s)",
+        f"{index.queries:,} {index.query_source}; built in {index.build_seconds:g} s "
+        f"({index.build_threads} thread{'s' * (index.build_threads > 1)})",
         *("M", "ef_construction", "ef", f"recall@{index.k}", "mean µs", "p99 µs"),
     )
     for point in index.curve:
@@ -145,12 +149,11 @@ def _curve(manifest: Manifest) -> Table:
 def _quality(manifest: Manifest) -> Table:
     quality = manifest.quality
     constants = ", ".join(f"{name} = {value:g}" for name, value in quality.propensity.items())
-    table = _table(f"Percent on {quality.queries:,} validation queries ({constants})", "", *quality.exact)
-    if quality.queries:
-        table.add_row("exact search", *(f"{value:.2f}" for value in quality.exact.values()))
-        table.add_row(
-            "index", *(f"{quality.index[name]:.2f}" for name in quality.exact if name in quality.index)
-        )
+    table = _table(
+        f"Percent on {quality.queries:,} validation queries ({constants})", "", "exact search", "index"
+    )
+    for name, value in quality.exact.items():
+        table.add_row(name, f"{value:.2f}", f"{quality.index[name]:.2f}" if name in quality.index else "-")
     return table
 
 
