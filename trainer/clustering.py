@@ -24,7 +24,7 @@ def _halve(vectors: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, n
 
 
 def balanced_clusters(vectors: np.ndarray, cluster_size: int, rng: np.random.Generator) -> np.ndarray:
-    """Cluster id of each vector; every cluster has at most `cluster_size` members, sizes nearly equal.
+    """Cluster id of each vector: at most `cluster_size` members each, sizes differ by at most one.
 
     Args:
         vectors: float32 (n, d), unit length.
@@ -37,17 +37,14 @@ def balanced_clusters(vectors: np.ndarray, cluster_size: int, rng: np.random.Gen
     n = len(vectors)
     if cluster_size == 1:
         return np.arange(n, dtype=np.int32)
-    clusters = np.zeros(n, dtype=np.int32)
-    waiting = [np.arange(n)]
-    made = 0
-    while waiting:
-        members = waiting.pop()
-        if len(members) <= cluster_size:
-            clusters[members] = made
-            made += 1
-            continue
-        low, high = _halve(vectors[members], rng)
-        waiting.extend((members[low], members[high]))
+    # Every cluster is the outcome of equally many halvings; stopping each as soon as it fits would leave
+    # some half as large as others.
+    parts = [np.arange(n)]
+    while -(-n // len(parts)) > cluster_size:
+        parts = [members[half] for members in parts for half in _halve(vectors[members], rng)]
+    clusters = np.empty(n, dtype=np.int32)
+    for cluster, members in enumerate(parts):
+        clusters[members] = cluster
     return clusters
 
 
