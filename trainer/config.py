@@ -15,7 +15,7 @@ PRESETS = Path(__file__).parent / "presets"
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class BagEncoderConfig(_Strict):
