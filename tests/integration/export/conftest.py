@@ -48,3 +48,28 @@ class BundleCopy:
 @pytest.fixture
 def bundle_copy(small_bundle: Path, tmp_path: Path) -> BundleCopy:
     return BundleCopy(Path(shutil.copytree(small_bundle, tmp_path / "bundle")))
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder of a small real training: 400 queries, 48 phrases, two epochs of `bag`."""
+    from trainer.config import make_config
+    from trainer.data.options import ReadOptions
+    from trainer.data.read import read_dataset
+    from trainer.run import run_training
+
+    folder = tmp_path_factory.mktemp("run")
+    log = folder / "clicks.tsv"
+    products = ["garden hose", "running shoes", "led bulb", "ceiling fan", "cordless drill", "office chair"]
+    attributes = ["red", "blue", "cheap", "outdoor", "steel", "10 ft", "kids", "wireless"]
+    prefixes = ["buy", "best", "where to get", "discount", "new", "used", "", "big"]
+    lines = [
+        f"{prefix} {attribute} {product}\t{attribute} {product}\t{1 + len(prefix)}"
+        for prefix in prefixes
+        for attribute in attributes
+        for product in products
+    ]
+    log.write_text("query\tphrase\tweight\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    settings = ["epochs=2", "dim=16", "threads=1", "validation_share=0.2", "batch.queries=64"]
+    run_training(read_dataset([log], ReadOptions()), make_config("bag", settings), folder / "run")
+    return folder / "run"

@@ -1,0 +1,160 @@
+"""`bidmatch export` and `bidmatch inspect` as processes, killed ones included."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bidmatch.base.files import sha256_file
+from export.bundle.encoder import QueryEncoder
+from export.bundle.index import PhraseIndex
+from export.bundle.read import open_bundle
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+KILLS = int(os.environ.get("BIDMATCH_KILLS", "4"))
+
+
+def bidmatch(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "bidmatch", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        check=False,
+    )
+
+
+def start_export(run, out):
+    return subprocess.Popen(
+        [sys.executable, "-m", "bidmatch", "export", "--checkpoint", str(run), "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=ENVIRONMENT,
+    )
+
+
+def digests(folder):
+    """SHA-256 of every file but the manifest, whose times differ from run to run."""
+    return {file.name: sha256_file(file) for file in folder.iterdir() if file.name != "manifest.json"}
+
+
+@pytest.fixture(scope="module")
+def exported(small_run, tmp_path_factory):
+    out = tmp_path_factory.mktemp("exported") / "bundle"
+    done = bidmatch("export", "--checkpoint", small_run, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout), done.stderr
+
+
+def test_a_real_run_becomes_a_bundle_that_matches(exported):
+    out, manifest, said = exported
+    with open_bundle(out) as bundle:
+        assert bundle.manifest.bundle_id == manifest["bundle_id"]
+        assert bundle.phrases.column_names[:2] == ["id", "text"]
+        rows, _ = PhraseIndex(bundle).search(QueryEncoder(bundle).encode(["best red garden hose"]), 3)
+        assert "red garden hose" in [bundle.phrases["text"][int(row)].as_py() for row in rows[0]]
+    assert manifest["encoder"]["parity"]["min_cosine"] >= 0.9999
+    assert manifest["encoder"]["parity"]["queries"] > 20
+    assert manifest["index"]["reached"]
+    assert manifest["index"]["recall"] >= manifest["index"]["target_recall"] == 0.99
+    assert {"P@1", "PSP@5", "recall@10"} <= manifest["quality"]["exact"].keys()
+    assert "int8 encoder" in said
+
+
+def test_what_is_said_names_no_folder_of_this_machine_in_the_manifest(exported):
+    out, _, _ = exported
+    assert str(out.parent) not in (out / "manifest.json").read_text()
+    assert "site-packages" not in (out / "manifest.json").read_text()
+
+
+def test_inspect(exported):
+    out, manifest, _ = exported
+    shown = bidmatch("inspect", out)
+    assert shown.returncode == 0, shown.stderr
+    assert manifest["bundle_id"] in shown.stdout
+    assert "files verified" in shown.stdout
+    as_json = json.loads(bidmatch("inspect", out, "--json").stdout)
+    assert as_json.pop("path") == str(out)
+    assert as_json.pop("verified") is True
+    assert as_json == manifest
+
+
+def test_inspect_of_a_damaged_bundle_exits_4_and_says_why(exported, tmp_path):
+    copy = shutil.copytree(exported[0], tmp_path / "copy")
+    os.truncate(copy / "index.hnsw", 100)
+    done = bidmatch("inspect", copy)
+    assert done.returncode == 4
+    assert "index.hnsw has 100 bytes" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_taken_folder_is_left_alone_unless_overwriting_is_asked_for(exported, small_run, tmp_path):
+    out = tmp_path / "bundle"
+    out.mkdir()
+    (out / "precious.txt").write_text("x")
+    refused = bidmatch("export", "--checkpoint", small_run, "--out", out)
+    assert refused.returncode == 1
+    assert "already exists" in refused.stderr
+    foreign = bidmatch("export", "--checkpoint", small_run, "--out", out, "--overwrite")
+    assert foreign.returncode == 1
+    assert "is no bundle" in foreign.stderr
+    assert (out / "precious.txt").read_text() == "x"
+    bundle = shutil.copytree(exported[0], tmp_path / "old")
+    os.truncate(bundle / "vectors.npy", 7)
+    replaced = bidmatch(
+        "export", "--checkpoint", small_run, "--out", bundle, "--overwrite", "--target-recall", "0.9"
+    )
+    assert replaced.returncode == 0, replaced.stderr
+    with open_bundle(bundle) as opened:
+        assert opened.manifest.index.target_recall == 0.9
+        assert opened.manifest.bundle_id != exported[1]["bundle_id"]
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    done = bidmatch("export", "--checkpoint", tmp_path, "--out", tmp_path / "bundle")
+    assert done.returncode == 2
+    assert "holds no checkpoint" in done.stderr
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.slow
+def test_kill_at_random_moments_leaves_nothing_or_all_and_a_rerun_gives_the_same(
+    exported, small_run, tmp_path
+):
+    """BIDMATCH_KILLS=10 kills ten times; moments are drawn over the time in which files are being written."""
+    reference, manifest, _ = exported
+    out = tmp_path / "bundle"
+    begun = time.monotonic()
+    process = start_export(small_run, tmp_path / "measure")
+    while not list(tmp_path.glob(".measure.*")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    writing = time.monotonic() - begun
+    assert process.wait() == 0
+    whole = time.monotonic() - begun
+    chance = random.Random(int(os.environ.get("BIDMATCH_KILL_SEED", "0")))
+    killed = 0
+    for _ in range(KILLS):
+        process = start_export(small_run, out)
+        time.sleep(chance.uniform(writing * 0.8, whole))
+        process.send_signal(signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+        if out.exists():
+            with open_bundle(out) as bundle:
+                assert bundle.manifest.bundle_id == manifest["bundle_id"]
+            shutil.rmtree(out)
+    assert killed > 0
+    done = bidmatch("export", "--checkpoint", small_run, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["bundle_id"] == manifest["bundle_id"]
+    assert digests(out) == digests(reference)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["bundle", "measure"]
