@@ -16,6 +16,8 @@ from trainer.data.numbers import parse_number
 from trainer.data.options import ReadOptions
 from trainer.data.source import Source
 
+_BATCH_ROWS = 1 << 17
+
 
 class ParquetLog:
     """A Parquet file with query, phrase and, if it has one, weight columns.
@@ -70,11 +72,15 @@ class ParquetLog:
         try:
             with pq.ParquetFile(self.source.path, memory_map=False) as file:
                 per_row = self.source.path.stat().st_size / max(file.metadata.num_rows, 1)
-                for record in file.iter_batches(1 << 17, columns=[names[at] for at in self._wanted]):
+                for record in file.iter_batches(_BATCH_ROWS, columns=[names[at] for at in self._wanted]):
                     collector.add(self._batch(record, row), self.source.path, part)
                     row += record.num_rows
                     if advance is not None:
                         advance(int(record.num_rows * per_row))
+        except UnicodeDecodeError:
+            raise InputError(
+                f"a text in rows {row + 1:,} to {row + _BATCH_ROWS:,} is not UTF-8", file=self.source.path
+            ) from None
         except (pa.ArrowException, OSError) as problem:
             raise self._damaged(problem) from problem
 

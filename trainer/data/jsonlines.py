@@ -50,7 +50,7 @@ def objects(
 
 
 def unwrap(value: dict[str, Any]) -> dict[str, Any] | None:
-    """The document in a search engine's dump: a hit's `_source`; None for a bulk action line; else `value`."""
+    """The document in a line of a search engine's dump: a hit's `_source`; None for a bulk action line."""
     inner = value.get("_source")
     if isinstance(inner, dict):
         return inner

@@ -8,6 +8,8 @@ from functools import lru_cache
 from bidmatch.base.text import key
 from trainer.data.numbers import is_empty
 
+KEYWORD_TYPES = ("exact", "phrase", "broad")
+
 _WRAPPED = re.compile(r'="(.*)"', re.DOTALL)
 _EXACT = re.compile(r"\[(.*)\]", re.DOTALL)
 _PHRASE = re.compile(r'["“”](.*)["“”]', re.DOTALL)
@@ -16,6 +18,11 @@ _IN_BRACKETS = re.compile(r"\(.*?\)")
 
 _MATCH = (" match", "_match", "-match")
 
+_KEYWORDLESS = (
+    ("performance max", "Performance Max"),
+    ("dynamic", "dynamic search ads"),
+    ("ai max", "AI Max"),
+)
 _AUTOMATIC = frozenset({"*", "closematch", "loosematch", "substitutes", "complements"})
 _PRODUCT = re.compile(r"\s*(asin|asin-expanded|product|similar-product)\s*=", re.IGNORECASE)
 _CATEGORY = re.compile(
@@ -70,19 +77,16 @@ def no_keyword_reason(target: str, match_type: str) -> str | None:
         target: the keyword or targeting cell.
         match_type: its match type in one spelling.
     """
-    for sign, name in (
-        ("performance max", "Performance Max"),
-        ("dynamic", "dynamic search ads"),
-        ("ai max", "AI Max"),
-    ):
-        if sign in match_type:
-            return f"target is no keyword: {name}"
     if is_empty(target):
+        for sign, name in _KEYWORDLESS:
+            if sign in match_type:
+                return f"target is no keyword: {name}"
         return "target is no keyword: empty (dynamic search ads, Performance Max or shopping)"
+    is_keyword = match_type in KEYWORD_TYPES
     squeezed = re.sub(r"[\s_-]+", "", target).casefold()
     if squeezed in _AUTOMATIC or match_type == "targeting_expression_predefined":
         return "target is no keyword: automatic targeting"
-    if _PRODUCT.match(target) or _ASIN.fullmatch(target.strip()):
+    if _PRODUCT.match(target) or (_ASIN.fullmatch(target.strip()) and not is_keyword):
         return "target is no keyword: product (ASIN)"
     if _WEB_PAGE.match(target):
         return "target is no keyword: web page (dynamic search ads)"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 from trainer.data.keywords import (
+    KEYWORD_TYPES,
     hidden_query_reason,
     match_type_name,
     no_keyword_reason,
@@ -95,7 +96,7 @@ def read_rows(
             )
             continue
         text, noted = split_notation(keyword)
-        match_type = noted or own or ("broad" if notation else term)
+        match_type = noted or own or ("broad" if notation else term if term in KEYWORD_TYPES else "")
         extras = [text_of(cells[at]) for at in layout.extras.values()]
         rows.add(line, "" if is_empty(query) else query, text, weight, match_type, extras)
     rows.flush()

@@ -301,3 +301,84 @@ def test_unknown_phrase_column_lists_the_columns(read, samples):
 def test_options_reject_unknown_fields():
     with pytest.raises(ValueError):
         ReadOptions(columns="x")
+
+
+class TestHeaderVariants:
+    """Names that the platforms gave, or give, the same columns."""
+
+    @pytest.mark.parametrize(
+        ("header", "row", "platform"),
+        [
+            (
+                "Search term,Search keyword,Search keyword match type,Campaign,Impr.,Clicks",
+                "a b,a,Exact match,C,9,2",
+                "Google",
+            ),
+            (
+                "Day,Search term,Keyword,Match type,Added/Excluded,Interactions",
+                "x,a b,[a],Broad match,None,2",
+                "Google",
+            ),
+            (
+                "AccountName,SearchQuery,Keyword,BidMatchType,DeliveredMatchType,Clicks",
+                "x,a b,a,Exact,Broad,2",
+                "Microsoft",
+            ),
+            (
+                "Gregorian date,Account name,Search query,Keyword,Delivered match type,Clicks",
+                "x,y,a b,a,Exact,2",
+                "Microsoft",
+            ),
+            (
+                "Date,Portfolio name,Targeting,Match Type,Customer Search Term,Impressions,Clicks",
+                "x,y,a,EXACT,a b,9,2",
+                "Amazon",
+            ),
+            (
+                "Campaign name,Ad product,Search term,Target value,Target match type,Clicks",
+                "x,SP,a b,a,EXACT,2",
+                "Amazon",
+            ),
+        ],
+    )
+    def test_read_alike(self, read, header, row, platform):
+        pairs, log = read(f"{header}\n{row}\n")
+        assert pairs == {("a b", "a", "exact"): 2}
+        assert log.report.format.startswith(platform)
+
+
+@pytest.mark.parametrize(
+    ("targeting", "match_type", "reason"),
+    [
+        ("loose-match", "-", "automatic targeting"),
+        ("substitutes", "TARGETING_EXPRESSION_PREDEFINED", "automatic targeting"),
+        ('asin-expanded="B07XYZ12AB"', "-", "product (ASIN)"),
+        ("B07XYZ12AB", "-", "product (ASIN)"),
+        ('category="123"', "-", "product category"),
+        ('keyword-group="related-to-your-brand"', "-", "theme"),
+        ("something new", "TARGETING_EXPRESSION", "product target"),
+    ],
+)
+def test_amazon_targets(read, targeting, match_type, reason):
+    rows = [
+        ["Targeting", "Match Type", "Customer Search Term", "Clicks"],
+        [targeting, match_type, "flask", 3],
+    ]
+    pairs, log = read(as_text([*rows, ["flask", "BROAD", "steel flask", 1]], ","))
+    assert pairs == {("steel flask", "flask", "broad"): 1}
+    assert log.report.skipped == {f"target is no keyword: {reason}": 1}
+
+
+def test_keyword_that_looks_like_a_product_is_a_keyword(read):
+    rows = [
+        ["Targeting", "Match Type", "Customer Search Term", "Clicks"],
+        ["b07xyz12ab", "EXACT", "acme flask", 3],
+    ]
+    assert read(as_text(rows, ","))[0] == {("acme flask", "b07xyz12ab", "exact"): 3}
+
+
+def test_keyword_matched_by_ai_max_is_a_keyword(read):
+    text = "Search term,Match type,Keyword,Campaign,Clicks\nred shoe,AI Max,shoes,C,3\nhat,AI Max,--,C,1\n"
+    pairs, log = read(text)
+    assert list(pairs) == [("red shoe", "shoes", "")]
+    assert log.report.skipped == {"target is no keyword: AI Max": 1}
