@@ -11,6 +11,9 @@ import click
 
 from bidmatch.base.console import emit_json
 
+# The simulated log is learnt quickly; a real one wants its preset's own number.
+EPOCHS = 4
+
 _EPILOG = """\b
 Examples:
   bidmatch demo
@@ -31,13 +34,19 @@ starts afresh there. Takes a few minutes on two cores.
     help="Folder for everything.",
 )
 @click.option(
-    "--phrases", type=click.IntRange(10), default=10_000, show_default=True, help="Phrases to simulate."
+    "--phrases", type=click.IntRange(10), default=5_000, show_default=True, help="Phrases to simulate."
 )
 @click.option(
-    "--queries", type=click.IntRange(50), default=40_000, show_default=True, help="Queries to draw."
+    "--queries", type=click.IntRange(50), default=20_000, show_default=True, help="Queries to draw."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of everything.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Passed on to `bidmatch train`.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help=f"Passed on to `bidmatch train`, after epochs={EPOCHS}.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of tables.")
 def command(
     out: Path, phrases: int, queries: int, seed: int, settings: tuple[str, ...], as_json: bool
@@ -48,7 +57,7 @@ def command(
 
     # SystemExit unwinds, so the server is stopped; the default would leave it running.
     signal.signal(signal.SIGTERM, _terminated)
-    arguments = tuple(part for setting in settings for part in ("--set", setting))
+    arguments = tuple(part for setting in (f"epochs={EPOCHS}", *settings) for part in ("--set", setting))
     report = run_demo(Demo(out, phrases, queries, seed, arguments))
     if as_json:
         emit_json(report)
