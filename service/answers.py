@@ -10,6 +10,8 @@ import orjson
 from service.engine import Engine, Timings
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+# The one column of a bundle's phrases that training adds; all others are the user's.
+_OURS = "train_clicks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ def answer(engine: Engine, queries: list[str], k: int, min_score: float | None) 
     """One answer a query, in their order; see `Engine.match`."""
     found = engine.match(queries, k, min_score)
     columns = engine.phrases(found.rows).to_pydict()
+    columns.pop(_OURS, None)
     ids, phrases = columns.pop("id"), columns.pop("text")
     matches = []
     # Scores stay numpy.float32, which orjson writes with the fewest digits that give the same float32.

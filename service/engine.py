@@ -157,7 +157,11 @@ class Engine:
         """Both cosines of each (query position, phrase row): the two halves of the inner product."""
         half = vectors.shape[1] // 2
         products = vectors[positions] * self._vectors[rows]
-        return products[:, :half].sum(1), products[:, half:].sum(1)
+        # Rounding puts the cosine of equal vectors a little above 1.
+        return (
+            np.clip(products[:, :half].sum(1), -1.0, 1.0),
+            np.clip(products[:, half:].sum(1), -1.0, 1.0),
+        )
 
 
 def _one_chunk(table: pa.Table) -> pa.Table:

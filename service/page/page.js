@@ -34,7 +34,7 @@ function row(match, rank) {
   phrase.append(make("span", "text", match.phrase));
   if (match.source === "exact") phrase.append(make("span", "tag exact", "equals the query"));
   for (const [name, value] of Object.entries(match.columns ?? {})) {
-    const tag = make("span", "tag", String(value));
+    const tag = make("span", "tag", typeof value === "string" ? value : `${name} ${JSON.stringify(value)}`);
     tag.title = name;
     phrase.append(tag);
   }
