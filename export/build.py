@@ -31,8 +31,8 @@ from export.bundle.format import (
     Precision,
     Quality,
 )
-from export.bundle.index import exact_topk
 from export.bundle.write import finish, new_bundle, write_phrases, write_tokenizer
+from export.exact import exact_search
 from export.hnsw import RecallTarget, TunedIndex, search, tune
 from export.onnx_graph import OPSET, export_onnx
 from export.quantise import choose, int8_instructions, processor, quantise
@@ -42,9 +42,8 @@ from trainer.metrics import evaluate_ranking, propensities
 
 _PARITY_QUERIES = 1_000
 _PHRASE_QUERIES = 1_000
-_SCORE_BUDGET = (
-    50_000_000_000  # scores computed exactly for the choices: 5,000 queries over ten million phrases
-)
+# Scores computed exactly for a choice: 1,000 queries over ten million phrases.
+_SCORE_BUDGET = 10_000_000_000
 _LEAST_QUERIES = 500
 # Beyond this, one thread would build for minutes; the graph of several threads is never twice the same.
 _SERIAL_BUILD_UP_TO = 100_000
@@ -258,7 +257,7 @@ def _measure(source: ExportSource, encoders: _Encoders, tuned: TunedIndex, threa
     weights = propensities(source.train_clicks, source.train_queries, a, b)
     k = min(100, len(vectors))
     rankings = {
-        "exact": exact_topk(queries, vectors, k)[0],
+        "exact": exact_search(queries, vectors, k, "exact search for the quality figures")[0],
         "index": search(tuned.index, vectors, queries, k, threads),
     }
     figures = {}

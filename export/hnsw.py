@@ -13,6 +13,7 @@ import numpy as np
 from bidmatch.base.console import progress, say
 from export.bundle.format import CurvePoint, IndexRecord
 from export.bundle.index import exact_topk
+from export.exact import exact_search
 
 # (M, ef_construction), cheapest to search and smallest in memory first.
 LADDER = ((16, 200), (24, 300), (32, 400), (48, 600))
@@ -148,7 +149,7 @@ def tune(
         ladder: (M, ef_construction) to try, in this order.
     """
     k = min(target.k, len(vectors))
-    kth_scores = exact_topk(queries, vectors, k)[1][:, -1]
+    kth_scores = exact_search(queries, vectors, k, f"exact search for recall@{k}")[1][:, -1]
     curve: list[CurvePoint] = []
     best: tuple[Any, CurvePoint, float] | None = None
     for rung in ladder:

@@ -15,10 +15,10 @@ import scipy.sparse as sp
 from onnx import helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from bidmatch.base.console import progress, say
+from bidmatch.base.console import say
 from export.bundle.encoder import TextEncoder
 from export.bundle.format import Candidate, Precision
-from export.bundle.index import exact_topk
+from export.exact import exact_search
 from trainer.data.dataset import Interactions
 from trainer.metrics import evaluate_ranking
 
@@ -147,9 +147,7 @@ def measure_quality(queries: np.ndarray, vectors: np.ndarray, truth: sp.csr_matr
         vectors: float32 (L, dim).
         truth: (n, L).
     """
-    with progress("exact search", len(queries), "queries") as step:
-        rows = exact_topk(queries, vectors, 10)[0]
-        step.advance(len(queries))
+    rows, _ = exact_search(queries, vectors, 10, "exact search")
     found = evaluate_ranking(rows, truth, ks=(1, 5), recall_ks=(10,))
     return {name: round(float(found[name]), 4) for name in JUDGED}
 

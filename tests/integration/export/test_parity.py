@@ -14,6 +14,7 @@ from export.build import ExportOptions, build_bundle
 from export.bundle.encoder import TextEncoder, io_problem, make_session
 from export.bundle.read import open_bundle
 from export.onnx_graph import export_onnx
+from export.quantise import quantise
 from export.vectors import half_cosines, torch_vectors
 from trainer.config import TrainConfig
 from trainer.encoders.pretrained import load_tokenizer
@@ -118,10 +119,25 @@ def test_the_graph_is_valid_named_and_free_of_traces(exported):
     assert b"torch.export" not in text
 
 
-def test_the_same_model_gives_the_same_bytes(exported, tmp_path):
-    model, file, _ = exported
-    export_onnx(model, tmp_path / "again.onnx")
-    assert (tmp_path / "again.onnx").read_bytes() == file.read_bytes()
+def test_the_same_model_gives_the_same_bytes(small_source, tmp_path):
+    for name in ("one.onnx", "two.onnx"):
+        export_onnx(small_source.model, tmp_path / name)
+    assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
+
+
+def test_eight_bits_stay_near_and_take_a_quarter_of_the_room(exported, tmp_path):
+    model, file, encoder = exported
+    products = "TransformerEncoder" in type(model.encoder).__name__
+    operators = quantise(file, tmp_path / "int8.onnx", products=products)
+    assert operators == (["Gather", "MatMul"] if products else ["Gather"])
+    assert (tmp_path / "int8.onnx").stat().st_size < file.stat().st_size / 3.5
+    small = TextEncoder(
+        make_session((tmp_path / "int8.onnx").read_bytes(), threads=1), encoder._tokenizer, 64
+    )
+    texts = texts_of_all_kinds()
+    cosines = half_cosines(encoder.encode(texts), small.encode(texts))
+    assert np.isfinite(small.encode([""])).all()
+    assert cosines.mean() > (0.97 if products else 0.9999)
 
 
 def _export(source, out, **options):
