@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bidmatch.base.text import key
+from service.scoring import distinct
+from service.scoring.distinct import LogCounts, write_distinct
+
+
+def by_hand(queries: list[str]) -> list[tuple[str, int]]:
+    first: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    for query in queries:
+        if key(query):
+            first.setdefault(key(query), query)
+            counts[key(query)] = counts.get(key(query), 0) + 1
+    return [(first[one], counts[one]) for one in first]
+
+
+def found(chunks: list[list[str]], folder: Path, size: int) -> tuple[list[tuple[str, int]], LogCounts]:
+    counts = LogCounts()
+    out = folder / "queries.arrow"
+    write_distinct(chunks, counts, size, out, folder / "scratch")
+    assert not (folder / "scratch").exists()
+    with pa.ipc.open_file(str(out)) as reader:
+        sizes = [reader.get_batch(n).num_rows for n in range(reader.num_record_batches)]
+        table = reader.read_all()
+    assert all(size == distinct.PART_QUERIES for size in sizes[:-1])
+    return list(zip(table["query"].to_pylist(), table["count"].to_pylist(), strict=True)), counts
+
+
+WORDS = ["a", "A", " a ", "b", "ß", "SS", "", " ", "\x00", "красный", "КРАСНЫЙ", "ﬁ", "fi", "a b", "a\tb"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    chunks=st.lists(st.lists(st.sampled_from(WORDS) | st.text(max_size=3), max_size=12), max_size=6),
+    size=st.sampled_from([0, 10 << 24, 1 << 40]),
+    rows=st.sampled_from([1, 3, 1 << 18]),
+)
+def test_what_is_distinct_and_in_what_order_does_not_depend_on_the_scratch_files(
+    tmp_path: Path, chunks: list[list[str]], size: int, rows: int
+) -> None:
+    chunks = [[query for query in chunk if _is_text(query)] for chunk in chunks]
+    queries = [query for chunk in chunks for query in chunk]
+    whole, distinct._RANGE_ROWS = distinct._RANGE_ROWS, rows
+    try:
+        table, counts = found(chunks, tmp_path, size)
+    finally:
+        distinct._RANGE_ROWS = whole
+    assert table == by_hand(queries)
+    assert counts.rows == len(queries)
+    assert counts.empty == sum(not key(query) for query in queries)
+    assert counts.distinct == len(table)
+
+
+def _is_text(query: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in query)
+
+
+@pytest.mark.parametrize("size", [0, 100 << 24])
+def test_many_parts(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distinct, "_RANGE_ROWS", 1500)
+    rng = np.random.default_rng(0)
+    queries = [f"Query {number}" for number in rng.zipf(1.2, 30_000) % 50_000]
+    chunks = [queries[start : start + 7_000] for start in range(0, len(queries), 7_000)]
+    table, _ = found(chunks, tmp_path, size)
+    assert table == by_hand(queries)
+    assert len(table) > distinct.PART_QUERIES
+
+
+def test_scratch_of_a_killed_run_is_thrown_away(tmp_path: Path) -> None:
+    left = tmp_path / "scratch" / "by_key"
+    left.mkdir(parents=True)
+    (left / "00000.arrows").write_bytes(b"half a")
+    assert found([["a", "b", "a"]], tmp_path, 0)[0] == [("a", 2), ("b", 1)]
