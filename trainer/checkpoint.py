@@ -122,7 +122,8 @@ def save_checkpoint(
 ) -> Path:
     """Write `run/checkpoints/step-NNNNNNNN`, whole or not at all; keep the last `keep_checkpoints`."""
     folder = run / "checkpoints" / f"step-{state.global_step:08}{'-final' if state.finished else ''}"
-    remove_partials(folder)
+    # A resumed run need not come by the step at which it was killed: clear what was left at any.
+    remove_partials(folder.with_name("step-*"))
     with atomic_dir(folder, overwrite=True) as partial:
         save_file(_own(model.state_dict()), partial / "model.safetensors")
         save_file(_own({"Ψ": table.weight}), partial / "table.safetensors")
@@ -141,9 +142,8 @@ def save_checkpoint(
         digests = {entry.name: sha256_file(entry) for entry in sorted(partial.iterdir())}
         state.model_id = sha256_text(digests["model.safetensors"] + digests["table.safetensors"])[:16]
         state.sha256 = digests
-        (partial / "state.yaml").write_text(
-            yaml.safe_dump(state.model_dump(), sort_keys=False, allow_unicode=True), encoding="utf-8"
-        )
+        text = yaml.safe_dump(state.model_dump(), sort_keys=False, allow_unicode=True)
+        (partial / "state.yaml").write_text(f"{text}checksum: {sha256_text(text)}\n", encoding="utf-8")
     for old in checkpoints(run)[: -config.keep_checkpoints]:
         shutil.rmtree(old, ignore_errors=True)
     return folder
@@ -175,9 +175,12 @@ def read_state(folder: Path) -> CheckpointState:
     """
     file = folder / "state.yaml"
     try:
-        state = CheckpointState.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+        text, _, checksum = file.read_text(encoding="utf-8").rpartition("checksum: ")
+        if sha256_text(text) != checksum.strip():
+            raise ValueError("the checksum differs")
+        state = CheckpointState.model_validate(yaml.safe_load(text))
     except (OSError, ValueError, yaml.YAMLError, ValidationError) as wrong:
-        raise DamagedError(f"{folder} is no whole checkpoint: {file.name} can't be read") from wrong
+        raise DamagedError(f"{folder} is no whole checkpoint: {file.name} is missing or altered") from wrong
     if state.format_version != FORMAT_VERSION:
         raise DamagedError(
             f"{folder} has checkpoint format {state.format_version}; this version reads {FORMAT_VERSION}"
