@@ -218,7 +218,7 @@ def _eval_run(run: Path, propensity: tuple[float | None, float | None], as_json:
     import torch
 
     from bidmatch.base.text import key
-    from bidmatch.evaluation import Popularity, measure
+    from bidmatch.evaluation import Popularity, measure, query_counts
     from trainer.checkpoint import load_run
     from trainer.corpus import TokenSource
     from trainer.embed import embed
@@ -240,7 +240,9 @@ def _eval_run(run: Path, propensity: tuple[float | None, float | None], as_json:
     found = rankings(query_d, query_c, label_d, torch.from_numpy(trained.table))
     a, b = _constants(propensity, (trained.config.propensity_a, trained.config.propensity_b))
     n_train = trained.info["split"]["train_queries"]
-    popularity = Popularity(trained.phrases["train_clicks"].to_numpy(), n_train, a, b)
+    # As with a bundle, frequencies are those of the whole training part, validation queries included.
+    counts = trained.phrases["train_clicks"].to_numpy() + query_counts(trained.validation)
+    popularity = Popularity(counts, n_train, a, b)
     views = {view: measure(topk, trained.test.clicks, popularity) for view, topk in found.items()}
     say(f"PSP with A = {a:g}, B = {b:g} over {n_train:,} training queries")
     if as_json:

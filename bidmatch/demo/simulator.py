@@ -116,19 +116,21 @@ def _blocks(stock: Inventory, n_queries: int, habits: Habits) -> Iterator[LogBlo
 def _searches(stock: Inventory, n_queries: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Blocks of (intents, queries of each, whether these are the intent's first); n_queries queries in all.
 
-    Every intent has one query, and its share of the rest: Zipf within its shape.
+    Every intent has one query, and its share of the rest: Zipf within its shape, and each part that an intent
+    has beside the product makes it half as popular.
     """
     extra = n_queries - stock.n_intents
     drawn, cumulative = 0, 0.0
     sizes = np.diff(stock.start)
+    masses = sizes * 0.5 ** stock.has.sum(axis=1)
+    masses *= extra / masses.sum()
     for shape in np.flatnonzero(sizes):
         total = sum(
             _zipf(lo, min(lo + _INTENTS_PER_CHUNK, sizes[shape])).sum() for lo in _chunks(sizes[shape])
         )
-        mass = extra * sizes[shape] / stock.n_intents
         for lo in _chunks(sizes[shape]):
             hi = min(lo + _INTENTS_PER_CHUNK, sizes[shape])
-            edges = cumulative + np.cumsum(_zipf(lo, hi)) * (mass / total)
+            edges = cumulative + np.cumsum(_zipf(lo, hi)) * (masses[shape] / total)
             cumulative = float(edges[-1])
             # Rounding the running total, not each count, keeps the sum exact.
             upto = np.minimum(np.rint(edges).astype(np.int64), extra)
