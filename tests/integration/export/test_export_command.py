@@ -19,7 +19,7 @@ from export.bundle.index import PhraseIndex
 from export.bundle.read import open_bundle
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-KILLS = int(os.environ.get("BIDMATCH_KILLS", "4"))
+KILLS = int(os.environ.get("BIDMATCH_KILLS", "3"))
 
 
 def bidmatch(*arguments):
@@ -127,6 +127,7 @@ def test_a_folder_that_is_no_run(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_kill_at_random_moments_leaves_nothing_or_all_and_a_rerun_gives_the_same(
     exported, small_run, tmp_path
 ):
