@@ -73,6 +73,8 @@ class LexicalMatcher:
         Returns:
             "tfidf" | "nearest" | "hybrid" -> int64 (n, k), best first, -1 where no phrase scores above 0.
         """
+        if not queries:
+            return {name: np.empty((0, k), dtype=np.int64) for name in ("tfidf", "nearest", "hybrid")}
         vectors = self.features.transform(queries)
         widest = max(self.phrases.shape[1], self.queries.shape[1], 1)
         rows = max(_CELLS_PER_BLOCK // widest, 1)
@@ -86,7 +88,7 @@ class LexicalMatcher:
                 for name, scores in (("tfidf", by_text), ("nearest", by_neighbours), ("hybrid", both)):
                     out[name].append(top_k(scores, k))
                 step.advance(block.shape[0])
-        return {name: np.concatenate([*blocks, np.empty((0, k), np.int64)]) for name, blocks in out.items()}
+        return {name: np.concatenate(blocks) for name, blocks in out.items()}
 
     def _by_neighbours(self, vectors: sp.csr_matrix) -> np.ndarray:
         similar = (vectors @ self.queries).toarray()
@@ -118,6 +120,8 @@ def fit_lexical(
 
 def top_k(scores: np.ndarray, k: int) -> np.ndarray:
     """Columns of the k largest positive scores of each row, best first, equal ones by column.
+
+    Where more columns equal the k-th score than there are places, which of them get one is not said.
 
     Args:
         scores: (n, m).

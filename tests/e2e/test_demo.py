@@ -85,6 +85,24 @@ def test_the_server_was_stopped_in_order(report: dict, folder: Path):
     assert "stopping" in (folder / "server.log").read_text(encoding="utf-8")
 
 
+def test_the_run_is_measured_by_eval_as_its_own_report_has_it(report: dict, folder: Path):
+    done = subprocess.run(
+        [sys.executable, "-m", "bidmatch", "eval", "--checkpoint", str(folder / "run"), "--json"],
+        capture_output=True,
+        check=True,
+    )
+    measured = orjson.loads(done.stdout)
+    trained = orjson.loads((folder / "run" / "report.json").read_bytes())["test"]["metrics"]
+    assert set(measured["views"]) == set(trained)
+    for view, quality in measured["views"].items():
+        for name in ("P@1", "P@5", "recall@10"):
+            assert quality["metrics"][name] == pytest.approx(trained[view][name], abs=0.5), view
+    # The bundle searches approximately and may be quantised: near, not equal.
+    assert measured["metrics"]["recall@10"] == pytest.approx(
+        report["metrics"]["bidmatch"]["recall@10"], abs=5
+    )
+
+
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("years of work")
     done = subprocess.run(

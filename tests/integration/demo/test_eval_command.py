@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import orjson
@@ -82,3 +84,12 @@ def test_constants_of_psp_can_be_given(small_bundle: Path, log: Path):
 def test_a_bundle_and_data_are_needed(small_bundle: Path):
     assert isinstance(run("--bundle", small_bundle).exception, ConfigError)
     assert isinstance(run().exception, ConfigError)
+
+
+def test_a_serving_install_can_measure_a_bundle(small_bundle: Path, log: Path):
+    blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'sklearn', 'onnx')))"
+    program = f"{blocked}; from bidmatch.cli import main; main()"
+    arguments = ["eval", "--bundle", str(small_bundle), "--data", str(log), "--all-queries", "--json"]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert orjson.loads(done.stdout)["metrics"]["P@1"] == 100
