@@ -1,17 +1,16 @@
 """The distinct queries of a log in the order of their first appearance, found in bounded memory.
 
-Two passes over files on disk. First the rows are spread over files by the hash of their key, so that each
-file can be reduced to its distinct keys alone. These are spread again by where they first appeared, so that
-each of those files can be sorted alone, and one after the other gives the order of the log.
+Two passes over scratch files. First the rows are scattered by the hash of their key, so that each file can be
+reduced to its distinct keys alone. These are scattered again by where they first appeared, so that each file
+can be sorted alone, and one after the other gives the order of the log.
 """
 
 from __future__ import annotations
 
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +33,10 @@ _SPILL_SCHEMA = pa.schema(
 )
 _QUERY_SCHEMA = pa.schema([("query", pa.large_string()), ("count", pa.int64())])
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
-# Together these bound memory for logs of up to 8 GiB; beyond, it grows by their 1/512th part.
-_FILE_BYTES = 1 << 24
-_RANGE_ROWS = 1 << 18
-_MOST_FILES = 512
+_BITS = 6
+BUCKETS = 1 << _BITS
+_DEEPEST = 4  # 30 of a hash's 32 bits
+_MOST_BYTES = 1 << 23
 
 
 class LogCounts(BaseModel):
@@ -58,69 +57,78 @@ class LogCounts(BaseModel):
     first_skipped: str = ""
 
 
-@dataclass(frozen=True)
-class Spill:
-    """Arrow streams on disk that tables are spread over."""
-
-    folder: Path
-    count: int
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True)
-
-    def write(self, tables: Iterable[tuple[pa.Table, np.ndarray]]) -> None:
-        """Append each table's rows to the streams that its int64 array names, a number a row."""
-        with ExitStack() as stack:
-            writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
-            for table, numbers in tables:
-                if not len(table):
-                    continue
-                order = np.argsort(numbers, kind="stable")
-                spread = table.take(pa.array(order))
-                present, starts = np.unique(numbers[order], return_index=True)
-                for number, start, end in zip(present, starts, [*starts[1:], len(order)], strict=True):
-                    if number not in writers:
-                        path = str(self._path(int(number)))
-                        writer = pa.ipc.new_stream(path, _SPILL_SCHEMA, options=_LZ4)
-                        writers[number] = stack.enter_context(writer)
-                    writers[number].write_table(spread.slice(start, end - start))
-
-    def read(self) -> Iterator[pa.Table]:
-        """The table of each stream that was written to, deleted as the next is asked for."""
-        for number in range(self.count):
-            path = self._path(number)
-            if path.exists():
-                with pa.ipc.open_stream(str(path)) as stream:
-                    table = stream.read_all()
-                yield table
-                path.unlink()
-
-    def _path(self, number: int) -> Path:
-        return self.folder / f"{number:05}.arrows"
-
-
-def write_distinct(
-    chunks: Iterable[list[str]], counts: LogCounts, size: int, out: Path, scratch: Path
-) -> None:
+def write_distinct(chunks: Iterable[list[str]], counts: LogCounts, out: Path, scratch: Path) -> None:
     """Write the distinct queries to `out`, an Arrow file of one batch for each part to be scored.
 
     Args:
         chunks: the log, some queries at a time.
         counts: completed here with rows, empty and distinct.
-        size: about how many bytes the log has, which decides the number of scratch files.
         out: appears when whole. Columns `query` (the first spelling of each key) and `count`.
         scratch: a folder for scratch files, made and removed here; what it held is removed first.
     """
     shutil.rmtree(scratch, ignore_errors=True)
-    files = max(1, min(_MOST_FILES, size // _FILE_BYTES + 1))
-    by_key = Spill(scratch / "by_key", files)
-    by_key.write((table, _hashes(table["key"], files)) for table in _reduced_chunks(chunks, counts))
-    rows = max(_RANGE_ROWS, counts.rows // _MOST_FILES + 1)
-    by_place = Spill(scratch / "by_place", counts.rows // rows + 1)
-    by_place.write((table, table["position"].to_numpy() // rows) for table in map(_reduced, by_key.read()))
+    scratch.mkdir(parents=True)
+    by_key = scattered(_reduced_chunks(chunks, counts), _key_bucket, scratch / "by_key")
+    distinct = map(_reduced, by_key)
+    by_place = scattered(
+        distinct, lambda table, depth: _place_bucket(table, depth, counts), scratch / "by_place"
+    )
     with atomic_file(out) as partial:
-        counts.distinct = _write_parts(by_place.read(), partial)
+        counts.distinct = _write_parts(by_place, partial)
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+def scattered(
+    tables: Iterable[pa.Table], bucket: Callable[[pa.Table, int], np.ndarray], folder: Path, depth: int = 0
+) -> Iterator[pa.Table]:
+    """The rows of all tables, bucket after bucket, in tables that each fit memory.
+
+    Args:
+        tables: any number of tables of one schema.
+        bucket: a table and a depth to the bucket of each row, int64 below BUCKETS. A bucket that is too large
+            is divided again, one deeper.
+        folder: made here, for scratch files; they go as they are read.
+        depth: of these tables' buckets.
+    """
+    folder.mkdir()
+    sizes = np.zeros(BUCKETS, np.int64)
+    with ExitStack() as stack:
+        writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
+        for table in tables:
+            numbers = bucket(table, depth)
+            order = np.argsort(numbers, kind="stable")
+            ordered = table.take(order)
+            ends = np.cumsum(np.bincount(numbers, minlength=BUCKETS))
+            for number in np.unique(numbers).tolist():
+                rows = ordered[int(ends[number - 1]) if number else 0 : int(ends[number])]
+                if number not in writers:
+                    stream = pa.ipc.new_stream(str(_stream(folder, number)), rows.schema, options=_LZ4)
+                    writers[number] = stack.enter_context(stream)
+                writers[number].write_table(rows)
+                sizes[number] += rows.nbytes
+    for number in np.flatnonzero(sizes).tolist():
+        path = _stream(folder, number)
+        with pa.ipc.open_stream(str(path)) as stream:
+            if sizes[number] <= _MOST_BYTES or depth == _DEEPEST:
+                yield stream.read_all()
+            else:
+                parts = (pa.Table.from_batches([batch]) for batch in stream)
+                yield from scattered(parts, bucket, folder / str(number), depth + 1)
+        path.unlink()
+
+
+def _stream(folder: Path, number: int) -> Path:
+    return folder / f"{number}.arrows"
+
+
+def _key_bucket(table: pa.Table, depth: int) -> np.ndarray:
+    hashes = (zlib.crc32(key.encode()) for key in table["key"].to_pylist())
+    return (np.fromiter(hashes, np.int64, len(table)) >> (_BITS * depth)) % BUCKETS
+
+
+def _place_bucket(table: pa.Table, depth: int, counts: LogCounts) -> np.ndarray:
+    shift = max(0, counts.rows.bit_length() - _BITS * (depth + 1))
+    return (table["position"].to_numpy() >> shift) % BUCKETS
 
 
 def _reduced_chunks(chunks: Iterable[list[str]], counts: LogCounts) -> Iterator[pa.Table]:
@@ -153,14 +161,6 @@ def _reduced(table: pa.Table) -> pa.Table:
     return grouped.rename_columns(["key", "query", "position", "count"]).cast(_SPILL_SCHEMA)
 
 
-def _hashes(keys: pa.ChunkedArray, buckets: int) -> np.ndarray:
-    """A bucket for each key, int64."""
-    if buckets == 1:
-        return np.zeros(len(keys), np.int64)
-    hashes = (zlib.crc32(key.encode()) for key in keys.to_pylist())
-    return np.fromiter(hashes, np.int64, len(keys)) % buckets
-
-
 def _write_parts(tables: Iterable[pa.Table], path: Path) -> int:
     """Sort each table by position, write all of them in batches of PART_QUERIES, return the rows."""
     rows = 0
@@ -172,7 +172,7 @@ def _write_parts(tables: Iterable[pa.Table], path: Path) -> int:
             whole = len(rest) // PART_QUERIES * PART_QUERIES
             writer.write_table(rest.slice(0, whole), max_chunksize=PART_QUERIES)
             # A copy, for a slice would keep all of the table alive.
-            rest = rest.slice(whole).take(pa.array(range(len(rest) - whole)))
+            rest = rest.take(np.arange(whole, len(rest)))
             rows += len(ordered)
         writer.write_table(rest, max_chunksize=PART_QUERIES)
     return rows

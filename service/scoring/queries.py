@@ -17,7 +17,7 @@ from bidmatch.base.errors import InputError
 from service.scoring.layout import Layout, table_reader
 from service.scoring.source import Source
 
-CHUNK_ROWS = 65_536
+CHUNK_ROWS = 32_768
 _CHUNK_CHARS = 1 << 24
 _LINE_CHARS = 1 << 20
 
@@ -76,7 +76,7 @@ def _parquet(source: Source, layout: Layout, advance: Callable[[int], None]) -> 
     try:
         with pq.ParquetFile(source.path) as file:
             per_row = source.path.stat().st_size / max(file.metadata.num_rows, 1)
-            for batch in file.iter_batches(CHUNK_ROWS // 4, columns=[layout.column], use_threads=False):
+            for batch in file.iter_batches(CHUNK_ROWS, columns=[layout.column], use_threads=False):
                 advance(round(batch.num_rows * per_row))
                 yield [query or "" for query in batch.column(0).to_pylist()]
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:

@@ -22,8 +22,6 @@ from service.scoring.queries import BadLines, read_queries
 from service.scoring.source import Source, find_files, open_source
 from service.scoring.work import InputRecord, Plan, Work, open_work
 
-_GZIP_RATIO = 6
-_PARQUET_RATIO = 4
 _Sources = list[tuple[Path, Source | None]]
 
 
@@ -67,7 +65,7 @@ def score_log(options: ScoreOptions) -> Summary:
     The output has a row for each match, by query in the order of first appearance, then by rank: `query` as
     first spelled, `count` of the log's rows with its key, `rank` from 1, phrase `id` and `phrase`, `score`,
     its parts `encoder` and `classifier`, and `source`, "exact" or "index". It is the same whatever `threads`
-    is and however often the run was stopped. Memory does not grow with the log (up to 8 GiB of text).
+    is and however often the run was stopped. Memory does not grow with the log.
 
     Raises:
         InputError: an input is missing, damaged or has a bad line.
@@ -146,7 +144,7 @@ def _distinct(options: ScoreOptions, sources: _Sources, work: Work) -> LogCounts
     bad = BadLines(options.bad_lines == "skip")
     with progress("reading", sum(file.stat().st_size for file, _ in sources), "bytes") as step:
         chunks = _chunks(options, sources, bad, step)
-        write_distinct(chunks, counts, _text_bytes(sources), work.queries, work.scratch)
+        write_distinct(chunks, counts, work.queries, work.scratch)
     counts.skipped, counts.first_skipped = bad.count, bad.first
     with atomic_file(work.counts) as partial:
         partial.write_text(counts.model_dump_json())
@@ -161,16 +159,6 @@ def _chunks(options: ScoreOptions, sources: _Sources, bad: BadLines, step: Step)
         layout = recognise(source, options.query_column, options.encoding)
         say(f"{file}: {layout.name}, queries in {layout.column!r}")
         yield from read_queries(source, layout, bad, step.advance)
-
-
-def _text_bytes(sources: _Sources) -> int:
-    """About how many bytes of text the log has."""
-    total = 0
-    for file, source in sources:
-        if source is not None:
-            ratio = _GZIP_RATIO if source.packed else _PARQUET_RATIO if source.parquet else 1
-            total += file.stat().st_size * ratio
-    return total
 
 
 def _parts(work: Work, counts: LogCounts, step: Step) -> Iterator[Path]:

@@ -23,10 +23,10 @@ def by_hand(queries: list[str]) -> list[tuple[str, int]]:
     return [(first[one], counts[one]) for one in first]
 
 
-def found(chunks: list[list[str]], folder: Path, size: int) -> tuple[list[tuple[str, int]], LogCounts]:
+def found(chunks: list[list[str]], folder: Path) -> tuple[list[tuple[str, int]], LogCounts]:
     counts = LogCounts()
     out = folder / "queries.arrow"
-    write_distinct(chunks, counts, size, out, folder / "scratch")
+    write_distinct(chunks, counts, out, folder / "scratch")
     assert not (folder / "scratch").exists()
     with pa.ipc.open_file(str(out)) as reader:
         sizes = [reader.get_batch(n).num_rows for n in range(reader.num_record_batches)]
@@ -41,19 +41,18 @@ WORDS = ["a", "A", " a ", "b", "ß", "SS", "", " ", "\x00", "красный", "�
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chunks=st.lists(st.lists(st.sampled_from(WORDS) | st.text(max_size=3), max_size=12), max_size=6),
-    size=st.sampled_from([0, 10 << 24, 1 << 40]),
-    rows=st.sampled_from([1, 3, 1 << 18]),
+    most=st.sampled_from([0, 100, 1 << 23]),
 )
 def test_what_is_distinct_and_in_what_order_does_not_depend_on_the_scratch_files(
-    tmp_path: Path, chunks: list[list[str]], size: int, rows: int
+    tmp_path: Path, chunks: list[list[str]], most: int
 ) -> None:
     chunks = [[query for query in chunk if _is_text(query)] for chunk in chunks]
     queries = [query for chunk in chunks for query in chunk]
-    whole, distinct._RANGE_ROWS = distinct._RANGE_ROWS, rows
+    whole, distinct._MOST_BYTES = distinct._MOST_BYTES, most
     try:
-        table, counts = found(chunks, tmp_path, size)
+        table, counts = found(chunks, tmp_path)
     finally:
-        distinct._RANGE_ROWS = whole
+        distinct._MOST_BYTES = whole
     assert table == by_hand(queries)
     assert counts.rows == len(queries)
     assert counts.empty == sum(not key(query) for query in queries)
@@ -64,19 +63,26 @@ def _is_text(query: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in query)
 
 
-@pytest.mark.parametrize("size", [0, 100 << 24])
-def test_many_parts(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distinct, "_RANGE_ROWS", 1500)
+@pytest.mark.parametrize("most", [1000, 50_000, 1 << 23])
+def test_many_parts(tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distinct, "_MOST_BYTES", most)
     rng = np.random.default_rng(0)
     queries = [f"Query {number}" for number in rng.zipf(1.2, 30_000) % 50_000]
     chunks = [queries[start : start + 7_000] for start in range(0, len(queries), 7_000)]
-    table, _ = found(chunks, tmp_path, size)
+    table, _ = found(chunks, tmp_path)
     assert table == by_hand(queries)
     assert len(table) > distinct.PART_QUERIES
+
+
+def test_a_part_that_ends_where_a_scratch_file_ends(tmp_path: Path) -> None:
+    # 64 files of 2 ** 14 / 64 places each, so the 16th ends with the first part.
+    queries = [f"query {number}" for number in range(4 * distinct.PART_QUERIES - 1)]
+    assert len(queries).bit_length() == 14
+    assert found([queries], tmp_path)[0] == [(query, 1) for query in queries]
 
 
 def test_scratch_of_a_killed_run_is_thrown_away(tmp_path: Path) -> None:
     left = tmp_path / "scratch" / "by_key"
     left.mkdir(parents=True)
     (left / "00000.arrows").write_bytes(b"half a")
-    assert found([["a", "b", "a"]], tmp_path, 0)[0] == [("a", 2), ("b", 1)]
+    assert found([["a", "b", "a"]], tmp_path)[0] == [("a", 2), ("b", 1)]
