@@ -51,6 +51,7 @@ class Step:
         self.note = ""
         self._started = time.monotonic()
         self._printed = self._started
+        self._said: int | None = None
         self._bar: Progress | None = None
         self._task: Any = None
 
@@ -62,6 +63,7 @@ class Step:
             self._bar.update(self._task, completed=self.done, rate=self._rate(), note=self.note)
         elif time.monotonic() - self._printed >= _PLAIN_INTERVAL_S:
             self._printed = time.monotonic()
+            self._said = self.done
             say(self._line())
 
     @property
@@ -98,7 +100,7 @@ def progress(label: str, total: int | None, unit: str = "items") -> Iterator[Ste
     console = Console(stderr=True)
     if not console.is_terminal:
         yield step
-        if step.elapsed >= _QUIET_BELOW_S:
+        if step.elapsed >= _QUIET_BELOW_S and step._said != step.done:
             say(step._line())
         return
     columns = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -60,17 +61,28 @@ def atomic_file(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step, so that the name always holds a whole one; False where that can't be."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    at_cwd, exchange = -100, 2
+    return bool(renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0)
+
+
 @contextmanager
 def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yields a temporary folder beside `path`; on success all of it is fsynced and renamed to `path`.
 
-    With `overwrite`, an existing folder is moved aside first and deleted after the new one is in place.
+    With `overwrite`, an existing folder is swapped with the new one and deleted after (on systems without
+    an atomic swap it is moved aside first).
 
     Raises:
-        BidmatchError: `path` exists and `overwrite` is false.
+        BidmatchError: `path` exists, or came into being meanwhile, and `overwrite` is false.
     """
+    taken = BidmatchError(f"{path} already exists", hint="Name another folder, or pass --overwrite.")
     if path.exists() and not overwrite:
-        raise BidmatchError(f"{path} already exists", hint="Name another folder, or pass --overwrite.")
+        raise taken
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial_name(path)
     partial.mkdir()
@@ -79,13 +91,15 @@ def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
         for entry in sorted(partial.rglob("*")):
             fsync_path(entry)
         fsync_path(partial)
-        if path.exists():
+        if not path.exists():
+            partial.rename(path)
+        elif not overwrite:
+            raise taken
+        elif not _exchange(partial, path):
             aside = _partial_name(path)
             path.rename(aside)
             partial.rename(path)
             shutil.rmtree(aside, ignore_errors=True)
-        else:
-            partial.rename(path)
         fsync_path(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
