@@ -10,12 +10,17 @@ from torch import nn
 from bidmatch.base.errors import ConfigError
 from trainer.encoders.base import Encoder, TextBatch, masked_mean
 
+_NOT_SPLIT = "this encoder's lower layers can't be split off and cached; use encoder.frozen_layers=0"
+
 
 class _PassHidden(nn.Module):
     """Stands in for the embedding layer: hands on activations that are already there."""
 
-    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> torch.Tensor:
-        return inputs_embeds
+    def forward(self, *values: Any, inputs_embeds: torch.Tensor | None = None, **_: Any) -> torch.Tensor:
+        if inputs_embeds is not None:
+            return inputs_embeds
+        # DistilBERT passes them by position, behind input ids that are None.
+        return next(value for value in values if value is not None and value.is_floating_point())
 
 
 def _layer_list(model: nn.Module, layers: int) -> tuple[nn.Module, str]:
@@ -24,7 +29,7 @@ def _layer_list(model: nn.Module, layers: int) -> tuple[nn.Module, str]:
         for name, child in module.named_children():
             if isinstance(child, nn.ModuleList) and len(child) == layers:
                 return module, name
-    raise ConfigError("this encoder's layers can't be told apart; use encoder.frozen_layers=0")
+    raise ConfigError(_NOT_SPLIT)
 
 
 class TransformerEncoder(Encoder):
@@ -51,6 +56,8 @@ class TransformerEncoder(Encoder):
         if getattr(model, "pooler", None) is not None:
             model.pooler = None
         if frozen_layers:
+            if not hasattr(model, "embeddings"):
+                raise ConfigError(_NOT_SPLIT)
             owner, name = _layer_list(model, layers)
             for module in (model.embeddings, *getattr(owner, name)[:frozen_layers]):
                 module.requires_grad_(False)
@@ -106,6 +113,10 @@ def check_split(encoder: TransformerEncoder) -> None:
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
     with torch.no_grad():
         whole = encoder(ids, mask)
-        split = encoder.encode(TextBatch(ids, mask, encoder.lower(ids, mask)))
+        try:
+            split = encoder.encode(TextBatch(ids, mask, encoder.lower(ids, mask)))
+        except (TypeError, ValueError, RuntimeError) as wrong:
+            # Such as a projection between embeddings and layers, which would be applied twice.
+            raise ConfigError(_NOT_SPLIT) from wrong
     if not torch.allclose(whole, split, atol=1e-4):
-        raise ConfigError("this encoder's lower layers can't be cached; use encoder.frozen_layers=0")
+        raise ConfigError(_NOT_SPLIT)
