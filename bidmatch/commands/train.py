@@ -65,7 +65,7 @@ def command(
     from trainer.run import run_training
 
     dataset = read_dataset(list(data), read_options)
-    for line in report_lines(dataset.report):
+    for line in report_lines(dataset.report, dataset.split):
         say(line)
     say(
         "configuration:\n  "
