@@ -43,7 +43,9 @@ def metrics_of(
 
 
 def metrics_by_frequency(
-    found: dict[str, np.ndarray], truth: sp.csr_matrix, label_counts: np.ndarray
+    found: dict[str, np.ndarray], truth: sp.csr_matrix, label_counts: np.ndarray, propensity: np.ndarray
 ) -> dict[str, dict[str, dict[str, float]]]:
     """The same by head, torso and tail labels, for each view."""
-    return {view: by_frequency(top, truth, label_counts) for view, top in found.items()}
+    return {
+        view: by_frequency(top, truth, label_counts, KS, RECALL_KS, propensity) for view, top in found.items()
+    }

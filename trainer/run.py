@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import scipy.sparse as sp
 import torch
 import yaml
 from torch import nn
@@ -217,8 +218,10 @@ def _train(config: TrainConfig, run: Path) -> dict[str, Any]:
         sources["phrases"],
         parts["train"].clicks,
     )
-    counts = phrases["train_clicks"].to_numpy()
-    propensity = propensities(counts, len(parts["train"]), config.propensity_a, config.propensity_b)
+    # Others train on the validation queries too, so frequencies count them: figures then compare.
+    known = sp.vstack([parts["train"].clicks, parts["validation"].clicks])
+    counts = np.bincount(known.indices, minlength=len(phrases))
+    propensity = propensities(counts, known.shape[0], config.propensity_a, config.propensity_b)
 
     def measure(name: str) -> dict[str, Any]:
         label_d, _ = embed(model, sources["phrases"], device.device, "encoding labels")
@@ -228,7 +231,7 @@ def _train(config: TrainConfig, run: Path) -> dict[str, Any]:
         return {
             "queries": len(parts[name]),
             "metrics": metrics_of(found, truth, propensity),
-            "by_frequency": metrics_by_frequency(found, truth, counts),
+            "by_frequency": metrics_by_frequency(found, truth, counts, propensity),
         }
 
     def after_epoch(training: Training) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from bidmatch.base.console import emit_json
 
 _EPILOG = """\b
 Examples:
-  bidmatch export --checkpoint runs/demo --out runs/demo/bundle
+  bidmatch export --checkpoint runs/demo/run --out runs/demo/bundle
   bidmatch export --checkpoint runs/hd --out bundles/hd --target-recall 0.995 --quality-bound 0.2 --overwrite
 
 The encoder is written as ONNX and held against torch. Its 8-bit variant serves only where it loses at most
