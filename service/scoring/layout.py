@@ -86,8 +86,8 @@ def recognise(source: Source, query_column: str | None, encoding: str | None) ->
         return _parquet(source, query_column)
     codec = detect_encoding(source, encoding)
     head = decode_head(source, codec)
-    first = next((line for line in head.splitlines() if line.strip()), "").strip()
-    if first.startswith("{") and first.endswith("}"):
+    first = next((line for line in head.split("\n") if line.strip()), "").strip()
+    if first.startswith('{"') or (first.startswith("{") and first.endswith("}")):
         return _objects(source, first, query_column, codec)
     if first.startswith(("[{", '["')) and source.path.suffix not in (".tsv", ".csv"):
         raise InputError(
@@ -180,7 +180,7 @@ def _objects(source: Source, first: str, query_column: str | None, encoding: str
 
 def _all_json_strings(head: str) -> bool:
     try:
-        return all(isinstance(orjson.loads(line), str) for line in head.splitlines() if line.strip())
+        return all(isinstance(orjson.loads(line), str) for line in head.split("\n") if line.strip())
     except orjson.JSONDecodeError:
         return False
 
@@ -201,7 +201,7 @@ def _table_or_lines(source: Source, head: str, query_column: str | None, encodin
         raise InputError(
             "this line is a table's row, and the first is none",
             file=source.path,
-            line=next(at for at, one in enumerate(head.splitlines(), 1) if "\t" in one),
+            line=next(at for at, one in enumerate(head.split("\n"), 1) if "\t" in one),
             hint=_REPORT_HINT,
         )
     else:
@@ -227,7 +227,7 @@ def _first_rows(head: str) -> list[_Row]:
     """The first row as each delimiter would have it; first tabs, then what makes the most cells."""
     rows: list[_Row] = []
     for delimiter in _DELIMITERS:
-        quoted = delimiter != "\t" or head.lstrip().startswith('"')
+        quoted = delimiter != "\t" or (head.lstrip().startswith('"') and _quotes_fit(head))
         reader = table_reader(io.StringIO(head, newline=""), delimiter, quoted)
         line = 1
         try:
@@ -241,6 +241,16 @@ def _first_rows(head: str) -> list[_Row]:
     rows.sort(key=lambda row: (-len(row[3]), row[0] != "\t"))
     rows.sort(key=lambda row: not (row[0] == "\t" and len(row[3]) > 1))
     return rows or [("\t", False, 1, [""])]
+
+
+def _quotes_fit(head: str) -> bool:
+    """Whether quotation marks enclose a TSV's cells, and are not characters of the queries."""
+    try:
+        for _ in table_reader(io.StringIO(head, newline=""), "\t", quoted=True, strict=True):
+            pass
+    except csv.Error:
+        return False
+    return True
 
 
 def _named_or_numbered(

@@ -20,6 +20,7 @@ from service.scoring.source import Source
 CHUNK_ROWS = 32_768
 _CHUNK_CHARS = 1 << 24
 _LINE_CHARS = 1 << 20
+_READ_BYTES = 1 << 20
 
 
 @dataclass
@@ -74,7 +75,7 @@ def read_queries(
 
 def _parquet(source: Source, layout: Layout, advance: Callable[[int], None]) -> Iterator[list[str]]:
     try:
-        with pq.ParquetFile(source.path) as file:
+        with pq.ParquetFile(source.path, buffer_size=_READ_BYTES) as file:
             per_row = source.path.stat().st_size / max(file.metadata.num_rows, 1)
             for batch in file.iter_batches(CHUNK_ROWS, columns=[layout.column], use_threads=False):
                 advance(round(batch.num_rows * per_row))

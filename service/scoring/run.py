@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,8 @@ def score_log(options: ScoreOptions) -> Summary:
     started = time.monotonic()
     if options.output.is_dir():
         raise ConfigError(f"{options.output} is a folder", hint="Name the file to write.")
+    if options.min_score is not None and not math.isfinite(options.min_score):
+        raise ConfigError(f"a least score of {options.min_score} says nothing", hint="Scores are in -2 to 2.")
     kind = output_kind(options.output)
     files = [file for path in options.inputs for file in find_files(path)]
     if options.output.exists() and any(file.exists() and file.samefile(options.output) for file in files):

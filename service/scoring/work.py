@@ -133,14 +133,15 @@ def open_work(output: Path, plan: Plan, *, restart: bool, overwrite: bool) -> It
         if restart or not work.counts.exists():
             _empty(folder)
         state = folder / "plan.json"
-        if state.exists():
-            _same_plan(state, plan, folder)
-            work.resumed = True
-        elif output.exists() and not overwrite:
-            _remove(folder, output)
+        if output.exists() and not overwrite and work.finished() is None:
+            if not state.exists():
+                _remove(folder, output)
             raise BidmatchError(
                 f"{output} already exists", hint="Name another output, or pass --overwrite to replace it."
             )
+        if state.exists():
+            _same_plan(state, plan, folder)
+            work.resumed = True
         else:
             _empty(folder)
             with atomic_file(state) as partial:

@@ -97,6 +97,14 @@ def test_a_table_keeps_line_ends_in_quotes_and_passes_over_blank_lines(tmp_path:
     assert read(path)[0] == ["red\nshoes", "boots"]
 
 
+def test_quotation_marks_of_a_query_are_no_quotes_of_a_tsv(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text('"red shoes" kids\tp\t1\nboots\tp\t1\n')
+    assert read(path)[0] == ['"red shoes" kids', "boots"]
+    path.write_text('"red ""shoes"" kids"\tp\t1\nboots\tp\t1\n')
+    assert read(path)[0] == ['red "shoes" kids', "boots"]
+
+
 def test_blank_lines_of_plain_text_are_empty_queries(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("red\n\n  \nboots\n")
@@ -151,6 +159,8 @@ def test_a_bad_line_stops_or_is_skipped(
         ("a.csv", b"day,what\n1,red shoes\n", "no column is named as the query"),
         ("a.jsonl", b'{"a": 1}\n', "no column is named as the query"),
         ("a.jsonl", b'{"a": }\n', "not valid JSON"),
+        ("a.jsonl", b'{"query": "red"\n', "not valid JSON"),
+        ("a.txt", b"\xff\xfe" + "red\nblue".encode("utf-16-le") + b"\x00", "is no UTF-16 text"),
         ("a.jsonl", b'[{"query": "red"},\n{"query": "blue"}]', "one JSON array"),
         ("a.csv", b"query,Query,n\na,b,1\n", "two columns are named 'query'"),
         ("report.csv", b"Search terms report\nLast week\nSearch term\tClicks\nred\t1\n", "a table's row"),

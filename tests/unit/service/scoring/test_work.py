@@ -128,7 +128,16 @@ def test_an_output_that_is_there_is_not_replaced_unasked(output: Path, log: Path
         open_work(output, plan_of(log), restart=False, overwrite=False),
     ):
         pass
+    assert names(output.parent) == {"matches.csv"}
     with open_work(output, plan_of(log), restart=False, overwrite=True) as work:
+        _leave(work)
+    with (
+        pytest.raises(BidmatchError, match="already exists"),
+        open_work(output, plan_of(log), restart=False, overwrite=False),
+    ):
+        pass
+    with open_work(output, plan_of(log), restart=False, overwrite=True) as work:
+        assert work.resumed
         with work.writing() as path:
             path.write_text("new")
         assert output.read_text() == "old"
