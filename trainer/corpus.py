@@ -87,7 +87,8 @@ def activation_source(
     hidden = np.memmap(file, dtype=np.float16, mode="w+", shape=(max(len(tokens.ids), 1), encoder.width))
     order = np.argsort(tokens.lengths, kind="stable")
     with torch.no_grad(), progress(f"caching frozen layers of {label}", len(tokens), "texts") as step:
-        for rows in np.array_split(order, max(1, len(order) // 128)):
+        for start in range(0, len(order), 128):
+            rows = order[start : start + 128]
             batch = source.batch(rows, device)
             states = encoder.lower(batch.ids, batch.mask).cpu().numpy()
             flat, filled = ragged_positions(tokens.offsets, rows)
