@@ -99,7 +99,12 @@ def test_more_frozen_layers_than_there_are(tiny_encoders):
 def settings_of(small_settings, path: Path, frozen: int) -> TrainConfig:
     assignments = [f"{name}={value}" for name, value in small_settings.items()]
     changes = ["encoder.kind=transformer", f"encoder.pretrained={path}", f"encoder.frozen_layers={frozen}"]
-    changes += ["precision=fp32", "optimiser.encoder_lr=0.005", "optimiser.heads_lr=0.01"]
+    changes += [
+        "precision=fp32",
+        "validation_share=0",
+        "optimiser.encoder_lr=0.005",
+        "optimiser.heads_lr=0.01",
+    ]
     return make_config("bag", [*assignments, *changes])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ def resumable(small_settings) -> dict[str, object]:
         "batch.cluster_size": 8,
         "batch.hard_negatives": 2,
         "batch.queries": 16,
-        "epochs": 3,
+        "batch.refresh": 1,
+        "epochs": max(2, KILLS // 2),
         "checkpoint_seconds": 0,
     }
 
@@ -128,17 +130,31 @@ def test_killed_before_the_first_checkpoint(resumable, uninterrupted, tmp_path, 
     assert_same_outcome(run, uninterrupted)
 
 
+def test_killed_while_finishing(resumable, uninterrupted, tmp_path, train_command):
+    run = tmp_path / "run"
+    command = train_command(run, resumable)
+    process = command.start()
+    while process.poll() is None and not any(name.endswith("-final") for name in Watch(run).names()):
+        time.sleep(0.0005)
+    assert process.kill(), "it ended before its report could be cut off"
+    finished = command.run()
+    assert finished.returncode == 0, finished.stderr
+    assert "finished already" in finished.stderr
+    assert partials(run) == []
+    assert_same_outcome(run, uninterrupted)
+
+
 def test_a_transformer_above_frozen_layers_resumes_exactly(small_settings, tmp_path, train_command):
     settings = small_settings | {
         "encoder.kind": "transformer",
         "encoder.frozen_layers": 1,
         "precision": "fp32",
-        "epochs": 2,
+        "epochs": 1,
         "checkpoint_seconds": 0,
     }
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     process = train_command(stopped, settings).start()
-    while process.poll() is None and Watch(stopped).newest() < 5:
+    while process.poll() is None and Watch(stopped).newest() < 3:
         time.sleep(0.0005)
     assert process.kill()
     for run in (stopped, whole):
@@ -147,34 +163,13 @@ def test_a_transformer_above_frozen_layers_resumes_exactly(small_settings, tmp_p
     assert_same_outcome(stopped, whole)
 
 
-def test_what_a_killed_writer_left_is_no_checkpoint_and_goes(
-    resumable, uninterrupted, tmp_path, train_command
-):
-    run = tmp_path / "run"
-    command = train_command(run, resumable)
-    process = command.start()
-    while process.poll() is None and Watch(run).newest() < 3:
-        time.sleep(0.0005)
-    assert process.kill()
-    newest = checkpoints(run)[-1]
-    # As if killed halfway through a later step that no resumed run need write again.
-    left = newest.with_name(".step-00009999.0a1b2c3d.partial")
-    left.mkdir()
-    (left / "model.safetensors").write_bytes((newest / "model.safetensors").read_bytes()[:100])
-    assert checkpoints(run)[-1] == newest
-    finished = command.run()
-    assert finished.returncode == 0, finished.stderr
-    assert partials(run) == []
-    assert_same_outcome(run, uninterrupted)
-
-
 def damage(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
 
-def test_a_stopped_run_with_a_damaged_checkpoint_says_which_file(
+def test_half_a_checkpoint_is_none_and_a_damaged_one_is_named(
     resumable, uninterrupted, tmp_path, train_command
 ):
     run = tmp_path / "run"
@@ -183,18 +178,25 @@ def test_a_stopped_run_with_a_damaged_checkpoint_says_which_file(
     while process.poll() is None and Watch(run).newest() < 4:
         time.sleep(0.0005)
     assert process.kill()
-    newest = checkpoints(run)[-1]
+    before, newest = checkpoints(run)[-2:]
+    # As if killed halfway through a later step that no resumed run need write again.
+    left = newest.with_name(".step-00009999.0a1b2c3d.partial")
+    left.mkdir()
+    (left / "model.safetensors").write_bytes((newest / "model.safetensors").read_bytes()[:100])
+    assert checkpoints(run)[-2:] == [before, newest]
+
     damage(newest / "optimiser.safetensors")
     refused = command.run()
     assert refused.returncode == DamagedError.exit_code
     assert str(newest / "optimiser.safetensors") in refused.stderr
     assert "Traceback" not in refused.stderr
-    # The hint is followed: the checkpoint before it leads to the same end.
-    for file in newest.iterdir():
-        file.unlink()
-    newest.rmdir()
+
+    # Its hint is followed: the checkpoint before it leads to the same end.
+    shutil.rmtree(newest)
     finished = command.run()
     assert finished.returncode == 0, finished.stderr
+    assert before.name in finished.stderr
+    assert partials(run) == []
     assert_same_outcome(run, uninterrupted)
 
 
