@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from bidmatch.base.files import atomic_file, remove_partials
 from trainer.checkpoint import (
     checkpoints,
     read_interactions,
+    read_state,
     restore_weights,
     write_config,
     write_interactions,
@@ -185,7 +187,20 @@ def run_training(dataset: Dataset, config: TrainConfig, run: Path) -> dict[str, 
             _check_resumable(run, config, dataset)
         else:
             _begin(run, config, dataset)
-        return _train(config, run)
+        report = _finished_report(run) or _train(config, run)
+        # The activations are derived data, and larger than all the rest.
+        shutil.rmtree(run / "cache", ignore_errors=True)
+        return report
+
+
+def _finished_report(run: Path) -> dict[str, Any] | None:
+    """The report of a run that is complete, reports included; else None."""
+    found = checkpoints(run)
+    if not found or not read_state(found[-1]).finished or not (run / "report.html").is_file():
+        return None
+    say(f"{run}: training is finished already")
+    report: dict[str, Any] = orjson.loads((run / "report.json").read_bytes())
+    return report
 
 
 def _train(config: TrainConfig, run: Path) -> dict[str, Any]:
@@ -249,7 +264,6 @@ def _train(config: TrainConfig, run: Path) -> dict[str, Any]:
     if not resume(training) and config.table_from_text:
         start_table(training)
     if training.state.finished:
-        say(f"{run}: training is finished already")
         restore_weights(checkpoints(run)[-1], model, table)
     else:
         train(training, after_epoch)
