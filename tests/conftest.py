@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from bidmatch.base.text import key
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that; Ctrl-C must reach them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PRODUCTS = ["garden hose", "running shoes", "led light bulb", "ceiling fan", "cordless drill", "office chair"]
 ATTRIBUTES = ["red", "blue", "cheap", "outdoor", "steel", "10 ft", "kids", "wireless"]

@@ -264,6 +264,7 @@ def _train(config: TrainConfig, run: Path) -> dict[str, Any]:
     if not resume(training) and config.table_from_text:
         start_table(training)
     if training.state.finished:
+        say(f"{run}: training is finished already; its report is made again")
         restore_weights(checkpoints(run)[-1], model, table)
     else:
         train(training, after_epoch)
