@@ -1,1 +1,1 @@
-"""What every stage shares and no stage owns: errors, text normalisation, whole-file writes, progress."""
+"""What every stage shares and no stage owns: errors, text normalisation, opening and writing files, progress."""

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from bidmatch.base import text
 from bidmatch.base.errors import InputError
-from service.scoring.source import Source, decode_head, detect_encoding
+from bidmatch.base.input_files import Source, decode_head, detect_encoding
 
 QUERY_NAMES = (
     "query",
@@ -82,7 +82,7 @@ def recognise(source: Source, query_column: str | None, encoding: str | None) ->
         ConfigError: no such encoding.
         InputError: no column holds the queries, as far as can be told.
     """
-    if source.parquet:
+    if source.kind == "parquet":
         return _parquet(source, query_column)
     codec = detect_encoding(source, encoding)
     head = decode_head(source, codec)
@@ -275,4 +275,4 @@ def _named_or_numbered(
 
 
 def _packed(source: Source) -> str:
-    return ", gzip" if source.packed else ""
+    return f", {source.packing}" if source.packing else ""

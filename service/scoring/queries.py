@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bidmatch.base.errors import InputError
+from bidmatch.base.input_files import Source, csv_reason
 from service.scoring.layout import Layout, table_reader
-from service.scoring.source import Source
 
 CHUNK_ROWS = 32_768
 _CHUNK_CHARS = 1 << 24
@@ -180,7 +180,7 @@ def _table_rows(source: Source, layout: Layout, stream: BinaryIO, bad: BadLines)
             except StopIteration:
                 return
             except csv.Error as problem:
-                bad.meet(source, line, _csv_reason(str(problem)))
+                bad.meet(source, line, csv_reason(str(problem)))
                 continue
             if len(cells) == width:
                 yield line, cells[position]
@@ -191,14 +191,6 @@ def _table_rows(source: Source, layout: Layout, stream: BinaryIO, bad: BadLines)
                 )
             elif width == 1:
                 yield line, ""
-
-
-def _csv_reason(problem: str) -> str:
-    if "field larger" in problem or "unexpected end" in problem:
-        return 'a quotation mark (") is opened and never closed'
-    if "expected after" in problem:
-        return 'a quotation mark (") stands in the middle of a text; inside quotes it must be doubled ("")'
-    return f"the line cannot be taken apart ({problem})"
 
 
 def _json_rows(source: Source, layout: Layout, stream: BinaryIO, bad: BadLines) -> Iterator[tuple[int, str]]:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from bidmatch.base.console import Step, progress, say
 from bidmatch.base.errors import BidmatchError, ConfigError
 from bidmatch.base.files import atomic_file
+from bidmatch.base.input_files import Source
 from export.bundle.read import read_manifest
 from service.engine import Engine, EngineSettings
 from service.scoring.distinct import PART_QUERIES, LogCounts, write_distinct
@@ -20,7 +21,7 @@ from service.scoring.layout import recognise
 from service.scoring.output import Summary, Tally, output_kind, write_output
 from service.scoring.parts import score_parts
 from service.scoring.queries import BadLines, read_queries
-from service.scoring.source import Source, find_files, open_source
+from service.scoring.source import find_files, open_log
 from service.scoring.work import InputRecord, Plan, Work, open_work
 
 _Sources = list[tuple[Path, Source | None]]
@@ -83,7 +84,7 @@ def score_log(options: ScoreOptions) -> Summary:
     files = [file for path in options.inputs for file in find_files(path)]
     if options.output.exists() and any(file.exists() and file.samefile(options.output) for file in files):
         raise ConfigError(f"{options.output} is the input", hint="Name another file to write.")
-    sources = [(file, open_source(file)) for file in files]
+    sources = [(file, open_log(file)) for file in files]
     plan = Plan(
         bundle_id=read_manifest(options.bundle).bundle_id,
         inputs=[InputRecord.of(file) for file in files],

@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bidmatch.base.errors import InputError
+from bidmatch.base.input_files import Source
 from trainer.data.collect import Batch, Collector
 from trainer.data.columns import Layout, log_layout
 from trainer.data.numbers import parse_number
 from trainer.data.options import ReadOptions
-from trainer.data.source import Source
 
 _BATCH_ROWS = 1 << 17
 

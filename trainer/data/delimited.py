@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from bidmatch.base.errors import InputError
+from bidmatch.base.input_files import Source, csv_reason, undecodable
 from trainer.data.collect import Batch, Collector
 from trainer.data.columns import PHRASE, QUERY, Layout, canonical, log_layout, positional_layout
 from trainer.data.numbers import parse_number
 from trainer.data.options import ReadOptions
 from trainer.data.rows import RowBuffer
-from trainer.data.source import Source, undecodable
 
 DELIMITERS = ("\t", ",", ";", "|")
 _NAMES = {"\t": "TSV", ",": "CSV", ";": "CSV with semicolons", "|": "CSV with bars"}
@@ -62,18 +62,10 @@ def split_rows(lines: Iterator[str], delimiter: str, quoted: bool) -> Iterator[t
         except StopIteration:
             return
         except csv.Error as problem:
-            yield line, _csv_reason(str(problem))
+            yield line, csv_reason(str(problem))
             continue
         if len(cells) > 1 or (cells and cells[0].strip()):
             yield line, cells
-
-
-def _csv_reason(problem: str) -> str:
-    if "field larger" in problem or "unexpected end" in problem:
-        return 'a quotation mark (") is opened and never closed'
-    if "expected after" in problem:
-        return 'a quotation mark (") stands in the middle of a text; inside quotes it must be doubled ("")'
-    return f"the line cannot be taken apart ({problem})"
 
 
 def text_lines(stream: BinaryIO, encoding: str) -> io.TextIOWrapper:

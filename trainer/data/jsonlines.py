@@ -12,6 +12,7 @@ import orjson
 import pyarrow as pa
 
 from bidmatch.base.errors import InputError
+from bidmatch.base.input_files import Source
 from bidmatch.base.text import key, normalise
 from trainer.data.assemble import Catalogue
 from trainer.data.collect import Batch, Collector
@@ -19,7 +20,6 @@ from trainer.data.columns import Layout, log_layout
 from trainer.data.numbers import parse_number
 from trainer.data.options import ReadOptions
 from trainer.data.rows import RowBuffer
-from trainer.data.source import Source
 
 _BATCH_PAIRS = 1 << 18
 

@@ -15,13 +15,13 @@ import scipy.sparse as sp
 
 from bidmatch.base.console import progress
 from bidmatch.base.errors import InputError
+from bidmatch.base.input_files import open_source
 from trainer.data.assemble import Assembled, assemble
 from trainer.data.collect import Collector
 from trainer.data.dataset import Dataset, Interactions, ReadReport, SplitRecord
 from trainer.data.fingerprint import fingerprint
 from trainer.data.options import ReadOptions
 from trainer.data.recognise import Recognised, recognise
-from trainer.data.source import open_source
 from trainer.data.split import split_by_query
 from trainer.data.ubi import UbiJoin
 

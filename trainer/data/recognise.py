@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import orjson
 
 from bidmatch.base.errors import InputError
+from bidmatch.base.input_files import EmptyFileError, Source, decode_head, detect_encoding, encoding_name
 from trainer.data import delimited, jsonlines
 from trainer.data.collect import Collector
 from trainer.data.columnar import ParquetLog
 from trainer.data.jsonlines import Labels
 from trainer.data.options import ReadOptions
 from trainer.data.report_text import TextReport, recognise_text_report
-from trainer.data.source import Source, decode_head, detect_encoding, empty_file, encoding_name
 from trainer.data.ubi import UbiJoin, is_event, is_query
 from trainer.data.workbook import Workbook
 
@@ -73,7 +73,7 @@ def recognise(source: Source, options: ReadOptions, ubi: UbiJoin) -> Recognised:
     encoding = detect_encoding(source, options.encoding)
     head = decode_head(source, encoding)
     if not head.strip():
-        raise empty_file(source.path)
+        raise EmptyFileError(source.path)
     first_line = head.lstrip().partition("\n")[0]
     if first_line.startswith("{") and ("\t" not in first_line or first_line.rstrip().endswith("}")):
         if not encoding.startswith("utf-8"):

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from bidmatch.base.errors import InputError
+from bidmatch.base.input_files import Source, undecodable
 from trainer.data.collect import Collector
 from trainer.data.delimited import DELIMITERS, split_rows, text_lines
 from trainer.data.options import ReadOptions
 from trainer.data.report_rows import Cell, read_rows, uses_notation
 from trainer.data.reports import HEADER_WITHIN, Report, explain, find_report
 from trainer.data.rows import RowBuffer
-from trainer.data.source import Source, undecodable
 
 _LOOK_AT_ROWS = 2000
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from bidmatch.base.input_files import Source, undecodable
 from trainer.data.collect import Batch, Collector
-from trainer.data.source import Source, undecodable
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BATCH_ROWS = 1 << 16

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from bidmatch.base.errors import InputError
+from bidmatch.base.input_files import Source, decode_head, detect_encoding, open_source, undecodable
 from trainer.data.collect import Collector
 from trainer.data.columns import canonical
 from trainer.data.delimited import DELIMITERS, split_rows, text_lines
 from trainer.data.jsonlines import objects
 from trainer.data.options import ReadOptions
 from trainer.data.rows import RowBuffer
-from trainer.data.source import Source, decode_head, detect_encoding, open_source, undecodable
 
 _ID = ("id", "objectid", "phraseid", "docid", "productid", "sku", "asin", "isbn", "ean")
 _TEXT = ("text", "phrase", "keyword", "title", "name", "description")

@@ -15,13 +15,13 @@ import openpyxl
 from openpyxl.utils.exceptions import InvalidFileException
 
 from bidmatch.base.errors import InputError
+from bidmatch.base.input_files import Source
 from trainer.data.collect import Collector
 from trainer.data.columns import Layout, log_layout
 from trainer.data.options import ReadOptions
 from trainer.data.report_rows import Cell, count_of, read_rows, text_of, uses_notation
 from trainer.data.reports import HEADER_WITHIN, Report, explain, find_report
 from trainer.data.rows import RowBuffer
-from trainer.data.source import Source
 
 _LOOK_AT_ROWS = 2000
 _DAMAGE = (

@@ -8,9 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from bidmatch.base.errors import BidmatchError, ConfigError, InputError
+from bidmatch.base.input_files import HEAD_BYTES
 from service.scoring.layout import Layout, recognise
 from service.scoring.queries import CHUNK_ROWS, BadLines, read_queries
-from service.scoring.source import HEAD_BYTES, find_files, open_source
+from service.scoring.source import find_files, open_log
 
 THREE = ["red shoes", "blue, wide boots", 'hose 3/4"']
 
@@ -18,7 +19,7 @@ THREE = ["red shoes", "blue, wide boots", 'hose 3/4"']
 def read(
     path: Path, column: str | None = None, encoding: str | None = None, skip: bool = False
 ) -> tuple[list[str], Layout, BadLines]:
-    source = open_source(path)
+    source = open_log(path)
     assert source is not None
     layout = recognise(source, column, encoding)
     bad = BadLines(skip)
@@ -168,7 +169,7 @@ def test_a_bad_line_stops_or_is_skipped(
         ("a.zst", b"(\xb5/\xfdabc", "a Zstandard archive"),
         ("a.bin", bytes(range(32)) * 8, "is a binary file"),
         ("a.parquet", b"PAR1 is how it starts", "damaged or cut short"),
-        ("a.gz", gzip.compress(b"PAR1abc"), "Parquet file inside gzip"),
+        ("a.gz", gzip.compress(b"PAR1abc"), "Parquet file inside a gzip"),
         ("long.txt", b"x" * (2 << 20), "longer than"),
     ],
 )
@@ -203,7 +204,7 @@ def test_a_cut_gzip_file(tmp_path: Path) -> None:
 def test_chunks_are_of_bounded_size(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("x\n" * (CHUNK_ROWS + 10) + ("x" * 1_000_000 + "\n") * 40)
-    source = open_source(path)
+    source = open_log(path)
     assert source is not None
     sizes = [
         (len(chunk), sum(map(len, chunk)))
@@ -220,9 +221,9 @@ def test_empty_file_and_folder(tmp_path: Path) -> None:
     (tmp_path / "_SUCCESS").touch()
     (tmp_path / ".a.crc").touch()
     assert find_files(tmp_path) == [tmp_path / "a.txt", tmp_path / "b.txt"]
-    assert open_source(tmp_path / "b.txt") is None
+    assert open_log(tmp_path / "b.txt") is None
     (tmp_path / "none").mkdir()
     with pytest.raises(InputError, match="holds no files"):
         find_files(tmp_path / "none")
     with pytest.raises(InputError, match="no such file"):
-        open_source(tmp_path / "absent")
+        open_log(tmp_path / "absent")

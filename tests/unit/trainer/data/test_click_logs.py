@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bidmatch.base.errors import InputError
+from bidmatch.base.errors import ConfigError, InputError
 from trainer.data.read import ReadOptions, read_log
 
 ROWS = [
@@ -322,7 +322,7 @@ def test_missing_file_folder_without_logs_and_unknown_encoding(tmp_path, read):
         read_log([tmp_path / "absent.tsv"])
     with pytest.raises(InputError, match="holds no log file"):
         read_log([tmp_path])
-    with pytest.raises(InputError, match="no text encoding named klingon"):
+    with pytest.raises(ConfigError, match="no text encoding named klingon"):
         read("a\tb\n", encoding="klingon")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from bidmatch.base.errors import InputError
+from bidmatch.base.errors import ConfigError, InputError
 
 HEAD_BYTES = 1 << 17
 
@@ -55,6 +55,17 @@ def encoding_name(encoding: str) -> str:
     return _NAMES.get(encoding, encoding)
 
 
+class EmptyFileError(InputError):
+    """An input file without any text."""
+
+    def __init__(self, path: Path):
+        super().__init__(
+            "the file is empty",
+            file=path,
+            hint="Export the log or report again; if it has no rows, choose a longer date range.",
+        )
+
+
 @dataclass(frozen=True)
 class Source:
     """A readable input file.
@@ -80,7 +91,7 @@ class Source:
         """
         try:
             with self.path.open("rb") as raw:
-                watched = raw if advance is None else cast(BinaryIO, _Watched(raw, advance))
+                watched = cast(BinaryIO, raw if advance is None else _watched(raw, advance))
                 if self.packing == "gzip":
                     with gzip.open(watched) as stream:
                         yield cast(BinaryIO, stream)
@@ -122,11 +133,16 @@ class _Watched(io.RawIOBase):
         return len(block)
 
 
+def _watched(raw: BinaryIO, advance: Callable[[int], None]) -> io.BufferedReader:
+    return io.BufferedReader(cast(io.RawIOBase, _Watched(raw, advance)), 1 << 18)
+
+
 def open_source(path: Path) -> Source:
     """Look at a file's first bytes.
 
     Raises:
-        InputError: it is missing, a folder, unreadable, empty, or of a kind that holds no log.
+        EmptyFileError: it holds nothing.
+        InputError: it is missing, a folder, unreadable, or of a kind that holds no log.
     """
     try:
         with path.open("rb") as stream:
@@ -149,7 +165,7 @@ def open_source(path: Path) -> Source:
         with source.open() as stream:
             source = Source(path, "text", packing, stream.read(HEAD_BYTES))
     if not source.head.strip():
-        raise empty_file(path)
+        raise EmptyFileError(path)
     if source.head.startswith(b"PAR1"):
         if packing is not None:
             raise InputError(
@@ -160,15 +176,6 @@ def open_source(path: Path) -> Source:
         if source.head.startswith(magic):
             raise InputError(f"is {name}, not a log", file=path, hint=hint)
     return source
-
-
-def empty_file(path: Path) -> InputError:
-    """The error for a file without any text."""
-    return InputError(
-        "the file is empty",
-        file=path,
-        hint="Export the log or report again; if it has no rows, choose a longer date range.",
-    )
 
 
 def _holds_workbook(path: Path) -> bool:
@@ -196,15 +203,15 @@ def detect_encoding(source: Source, given: str | None) -> str:
     """The codec to read a text file with: the user's, else by byte-order mark or NUL pattern, else UTF-8.
 
     Raises:
-        InputError: the bytes are no text, or the given name is no encoding.
+        ConfigError: the given name is no encoding.
+        InputError: the bytes are no text.
     """
     if given is not None:
         try:
             name = codecs.lookup(given).name
         except LookupError:
-            raise InputError(
+            raise ConfigError(
                 f"there is no text encoding named {given}",
-                file=source.path,
                 hint="Common names: utf-8, utf-16, cp1252 (Western Excel), latin-1, shift_jis.",
             ) from None
         return "utf-8-sig" if name == "utf-8" else name
@@ -262,3 +269,12 @@ def undecodable(source: Source, encoding: str) -> InputError:
         line=line,
         hint=hint,
     )
+
+
+def csv_reason(problem: str) -> str:
+    """What the csv module's error means to the one who wrote the file."""
+    if "field larger" in problem or "unexpected end" in problem:
+        return 'a quotation mark (") is opened and never closed'
+    if "expected after" in problem:
+        return 'a quotation mark (") stands in the middle of a text; inside quotes it must be doubled ("")'
+    return f"the line cannot be taken apart ({problem})"
