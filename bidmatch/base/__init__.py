@@ -1,1 +1,1 @@
-"""What every stage shares and no stage owns: errors, text normalisation, opening and writing files, progress."""
+"""What every stage shares and no stage owns: errors, text normalisation, input and output files, progress."""
