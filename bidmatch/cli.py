@@ -92,6 +92,10 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except OSError as failure:
+        where = "" if failure.filename is None else f"{failure.filename}: "
+        say(f"error: {where}{failure.strerror or failure}")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def _make_encoders(folder: Path, source: ExportSource, bound: float, threads: in
     parity = check_parity(source.model, exact, queries[:_PARITY_QUERIES])
     say(
         f"ONNX (opset {OPSET}) against torch on {parity.queries:,} {kind}: "
-        f"cosine at least {parity.min_cosine}, mean {parity.mean_cosine}"
+        f"cosine at least {parity.min_cosine:.8f}, mean {parity.mean_cosine:.8f}"
     )
     vectors = write_label_vectors(folder, source, load(fp32, threads))
     if not len(source.validation):
@@ -254,7 +254,11 @@ def _measure(source: ExportSource, encoders: _Encoders, tuned: TunedIndex, threa
     vectors = encoders.vectors
     sample = source.validation.take(_sample(len(source.validation), len(vectors)))
     queries = encoders.chosen.encode(sample.queries.to_pylist())
-    weights = propensities(source.train_clicks, source.train_queries, a, b)
+    # As in the run's report and in eval: frequencies count the validation queries, too.
+    counts = source.train_clicks + np.bincount(
+        source.validation.clicks.indices, minlength=len(source.train_clicks)
+    )
+    weights = propensities(counts, source.train_queries + len(source.validation), a, b)
     k = min(100, len(vectors))
     rankings = {
         "exact": exact_search(queries, vectors, k, "exact search for the quality figures")[0],

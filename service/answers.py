@@ -10,8 +10,6 @@ import orjson
 from service.engine import Engine, Timings
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
-# The one column of a bundle's phrases that training adds; all others are the user's.
-_OURS = "train_clicks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +31,8 @@ def answer(engine: Engine, queries: list[str], k: int, min_score: float | None) 
     """One answer a query, in their order; see `Engine.match`."""
     found = engine.match(queries, k, min_score)
     columns = engine.phrases(found.rows).to_pydict()
-    columns.pop(_OURS, None)
-    ids, phrases = columns.pop("id"), columns.pop("text")
+    ids, phrases = columns["id"], columns["text"]
+    users = engine.user_columns.names
     matches = []
     # Scores stay numpy.float32, which orjson writes with the fewest digits that give the same float32.
     for i, (score, encoder, classifier, exact) in enumerate(
@@ -47,7 +45,7 @@ def answer(engine: Engine, queries: list[str], k: int, min_score: float | None) 
             "parts": {"encoder": encoder, "classifier": classifier},
             "source": "exact" if exact else "index",
         }
-        own = {name: values[i] for name, values in columns.items() if values[i] is not None}
+        own = {name: columns[name][i] for name in users if columns[name][i] is not None}
         if own:
             match["columns"] = own
         matches.append(match)

@@ -33,6 +33,10 @@ class EngineSettings(BaseModel):
     ef: int | None = Field(None, ge=1)
 
 
+# Columns of a bundle's phrases that are not the user's: two are answered by name, one is training's.
+_OURS = ("id", "text", "train_clicks")
+
+
 @dataclass(frozen=True)
 class Timings:
     """Seconds that each step took for the whole call.
@@ -109,6 +113,11 @@ class Engine:
 
     def __len__(self) -> int:
         return self.bundle.phrases.num_rows
+
+    @property
+    def user_columns(self) -> pa.Schema:
+        """The user's columns of the phrases, such as `match_type`."""
+        return pa.schema([field for field in self._phrases.schema if field.name not in _OURS])
 
     def phrases(self, rows: np.ndarray) -> pa.Table:
         """The phrases' `id`, `text` and user columns, in the order of `rows` (int64)."""

@@ -15,11 +15,12 @@ import scipy.sparse as sp
 import torch
 import yaml
 from pydantic import BaseModel, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import nn
 
-from bidmatch.base.errors import ConfigError, DamagedError
+from bidmatch.base.errors import BidmatchError, ConfigError, DamagedError
 from bidmatch.base.files import atomic_dir, atomic_file, remove_partials, sha256_file
 from trainer.config import TrainConfig, validate_config
 from trainer.data.dataset import Interactions
@@ -27,7 +28,6 @@ from trainer.model import DualHeadModel, empty_model
 from trainer.plan import Plan
 
 FORMAT_VERSION = 1
-_WEIGHTS = ("model.safetensors", "table.safetensors", "optimiser.safetensors", "plan.safetensors")
 
 
 class CheckpointState(BaseModel):
@@ -39,7 +39,7 @@ class CheckpointState(BaseModel):
         step: the next step within the epoch, from 0.
         global_step: steps done in all.
         finished: training is complete; optimiser and plan are left out.
-        history: one record an epoch done: losses, learning-rate factor, metrics.
+        history: one record an epoch done: losses, seconds, metrics.
         loss_sums: sums of the losses of the epoch's steps so far.
         model_id: digest of the weights.
         sha256: digest of each file of the folder.
@@ -121,6 +121,26 @@ def save_checkpoint(
     plan: Plan | None,
 ) -> Path:
     """Write `run/checkpoints/step-NNNNNNNN`, whole or not at all; keep the last `keep_checkpoints`."""
+    try:
+        return _write_checkpoint(run, state, config, architecture, tokenizer, model, table, optimisers, plan)
+    except SafetensorError as failure:
+        raise BidmatchError(
+            f"the checkpoint of step {state.global_step} can't be written to {run}: {failure}",
+            hint="Free some space; the same command goes on from the checkpoint before.",
+        ) from failure
+
+
+def _write_checkpoint(
+    run: Path,
+    state: CheckpointState,
+    config: TrainConfig,
+    architecture: dict[str, Any],
+    tokenizer: Tokenizer,
+    model: DualHeadModel,
+    table: nn.Embedding,
+    optimisers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
+    plan: Plan | None,
+) -> Path:
     folder = run / "checkpoints" / f"step-{state.global_step:08}{'-final' if state.finished else ''}"
     # A resumed run need not come by the step at which it was killed: clear what was left at any.
     remove_partials(folder.with_name("step-*"))
@@ -266,6 +286,31 @@ def read_interactions(file: Path, n_labels: int) -> Interactions:
     return Interactions(table["query"].chunk(0), clicks)
 
 
+def sha256_data(run: Path) -> dict[str, str]:
+    """Digest of each file of a run's `data` folder."""
+    return {file.name: sha256_file(file) for file in sorted((run / "data").glob("*.arrow"))}
+
+
+def read_run_info(run: Path) -> dict[str, Any]:
+    """run.json, once the data files of the run are what it says.
+
+    Raises:
+        DamagedError: it can't be read, or a data file is missing or altered.
+    """
+    file = run / "run.json"
+    hint = "Train again with --overwrite, or restore the file."
+    try:
+        info: dict[str, Any] = orjson.loads(file.read_bytes())
+        expected, _, _ = info["sha256"], info["data"]["fingerprint"], info["split"]
+    except (OSError, ValueError, KeyError, TypeError) as wrong:
+        raise DamagedError(f"{file} is missing or damaged", hint=hint) from wrong
+    found = sha256_data(run)
+    for name in sorted(expected | found):
+        if found.get(name) != expected.get(name):
+            raise DamagedError(f"{run / 'data' / name} is missing or altered (SHA-256 differs)", hint=hint)
+    return info
+
+
 def load_run(run: Path) -> TrainedRun:
     """A finished training run.
 
@@ -287,6 +332,7 @@ def load_run(run: Path) -> TrainedRun:
         yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")), str(folder / "config.yaml")
     )
     architecture = yaml.safe_load((folder / "architecture.yaml").read_text(encoding="utf-8"))
+    info = read_run_info(run)
     phrases = read_table(run / "data" / "phrases.arrow")
     model = empty_model(config, architecture)
     table = nn.Embedding(len(phrases), config.dim // 2)
@@ -300,6 +346,6 @@ def load_run(run: Path) -> TrainedRun:
         table=table.weight.detach().numpy(),
         validation=read_interactions(run / "data" / "validation.arrow", len(phrases)),
         test=read_interactions(run / "data" / "test.arrow", len(phrases)),
-        info=orjson.loads((run / "run.json").read_bytes()),
+        info=info,
         model_id=state.model_id,
     )

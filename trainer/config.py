@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -96,8 +97,8 @@ class BatchConfig(_Strict):
     queries: int = Field(256, ge=2)
     cluster_size: int = Field(256, ge=1)
     positives: int = Field(3, ge=1)
-    hard_negatives: int = Field(3, ge=0)
-    refresh: int = Field(5, ge=1)
+    hard_negatives: int = Field(3, ge=0, le=10_000)
+    refresh: int = Field(5, ge=1, le=10_000)
     exact_mining_up_to: int = Field(200_000, ge=0)
 
 
@@ -158,14 +159,14 @@ class TrainConfig(_Strict):
     optimiser: OptimiserConfig = OptimiserConfig()
     validation_share: float = Field(0.05, ge=0, lt=1)
     validation_max: int = Field(2000, ge=0)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    threads: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0, le=1024)
     checkpoint_seconds: float = Field(60.0, ge=0)
     keep_checkpoints: int = Field(2, ge=1)
-    propensity_a: float = 0.55
-    propensity_b: float = 1.5
+    propensity_a: float = Field(0.55, ge=0)
+    propensity_b: float = Field(1.5, ge=0)
 
     @model_validator(mode="after")
     def _dim_has_two_halves(self) -> TrainConfig:
@@ -232,6 +233,16 @@ def make_config(preset: str, assignments: list[str]) -> TrainConfig:
     return validate_config(values, source=str(preset))
 
 
+def settings_of(config: BaseModel, prefix: str = "") -> list[str]:
+    """Names of all settings, nested ones with dots, as `--set` takes them."""
+    names: list[str] = []
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        nested = isinstance(value, BaseModel)
+        names += settings_of(value, f"{prefix}{name}.") if nested else [f"{prefix}{name}"]
+    return names
+
+
 def validate_config(values: dict[str, Any], source: str) -> TrainConfig:
     """A TrainConfig from plain values.
 
@@ -244,5 +255,9 @@ def validate_config(values: dict[str, Any], source: str) -> TrainConfig:
         lines = []
         for problem in wrong.errors():
             field = ".".join(str(part) for part in problem["loc"] if part not in ("bag", "transformer"))
-            lines.append(f"{field or 'configuration'}: {problem['msg']}")
+            reason = problem["msg"]
+            if problem["type"] == "extra_forbidden":
+                near = difflib.get_close_matches(field, settings_of(TrainConfig()), n=1)
+                reason = "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
+            lines.append(f"{field or 'configuration'}: {reason}")
         raise ConfigError(f"configuration ({source}): " + "; ".join(lines)) from wrong

@@ -56,7 +56,7 @@ def make_plan(
     """
     rng = stream(seed, CLUSTER_STREAM, epoch)
     clusters = balanced_clusters(queries.cpu().numpy(), config.cluster_size, rng)
-    keep = config.hard_negatives * config.refresh
+    keep = min(config.hard_negatives * config.refresh, len(labels))
     if keep == 0:
         return Plan(clusters, np.zeros((len(clusters), 0), dtype=np.int32))
     hard = mine_hard_negatives(queries, labels, clicks, keep, config.exact_mining_up_to, threads)

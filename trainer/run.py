@@ -19,17 +19,21 @@ import pyarrow as pa
 import scipy.sparse as sp
 import torch
 import yaml
+from tokenizers import Tokenizer
 from torch import nn
 
 from bidmatch import __version__
 from bidmatch.base.console import say
-from bidmatch.base.errors import BidmatchError, ConfigError, InputError
+from bidmatch.base.errors import BidmatchError, ConfigError, DamagedError, InputError
 from bidmatch.base.files import atomic_file, remove_partials
 from trainer.checkpoint import (
     checkpoints,
     read_interactions,
+    read_run_info,
     read_state,
+    read_table,
     restore_weights,
+    sha256_data,
     write_config,
     write_interactions,
     write_table,
@@ -45,7 +49,7 @@ from trainer.encoders.transformer import TransformerEncoder
 from trainer.evaluate import metrics_by_frequency, metrics_of, rankings
 from trainer.loop import Training, resume, start_table, train
 from trainer.metrics import propensities
-from trainer.model import new_model
+from trainer.model import DualHeadModel, new_model
 from trainer.plan import INIT_STREAM, stream
 from trainer.report import write_report
 
@@ -64,6 +68,18 @@ def _versions() -> dict[str, str]:
 
 @contextmanager
 def _locked(run: Path) -> Iterator[None]:
+    """Hold the run folder; its lock file also marks it as one, so that no other folder is written into.
+
+    Raises:
+        BidmatchError: another process holds it.
+        ConfigError: the folder is there and holds something else.
+    """
+    if run.exists() and not run.is_dir():
+        raise ConfigError(f"{run} is a file, not a run folder")
+    if run.is_dir() and any(run.iterdir()) and not (run / ".lock").is_file():
+        raise ConfigError(
+            f"{run} holds files of something else, which a run would mix with", hint="Name a new folder."
+        )
     run.mkdir(parents=True, exist_ok=True)
     with (run / ".lock").open("w") as lock:
         try:
@@ -91,12 +107,13 @@ def _check_resumable(run: Path, config: TrainConfig, dataset: Dataset) -> None:
         begun = validate_config(
             yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")), str(run / "config.yaml")
         )
-        info = orjson.loads((run / "run.json").read_bytes())
     except (OSError, ValueError, yaml.YAMLError) as wrong:
-        raise ConfigError(f"{run} holds files of no run that can be resumed: {wrong}") from wrong
+        raise DamagedError(f"{run} holds files of no run that can be resumed: {wrong}") from wrong
+    info = read_run_info(run)
     hint = "Use the same data and settings to resume, or another --out folder, or --overwrite."
     mine, theirs = config.model_dump(), begun.model_dump()
-    changed = [name for name in mine if mine[name] != theirs[name]]
+    free = ("checkpoint_seconds", "keep_checkpoints")
+    changed = [name for name in mine if mine[name] != theirs[name] and name not in free]
     if changed:
         fields = ", ".join(f"{name} ({theirs[name]} there, {mine[name]} here)" for name in changed)
         raise ConfigError(f"{run} holds a run with other settings: {fields}", hint=hint)
@@ -131,6 +148,7 @@ def _begin(run: Path, config: TrainConfig, dataset: Dataset) -> None:
             "read": dataset.report.model_dump(),
         },
         "split": dataset.split.model_dump(),
+        "sha256": sha256_data(run),
         "counts": {
             "phrases": len(phrases),
             "train_queries": len(train_part),
@@ -163,7 +181,9 @@ def _sources(
     }
 
 
-def run_training(dataset: Dataset, config: TrainConfig, run: Path) -> dict[str, Any]:
+def run_training(
+    dataset: Dataset, config: TrainConfig, run: Path, *, overwrite: bool = False
+) -> dict[str, Any]:
     """Train on a data set into a run folder, or go on where the folder's run was stopped.
 
     Args:
@@ -171,6 +191,7 @@ def run_training(dataset: Dataset, config: TrainConfig, run: Path) -> dict[str, 
         config: the whole configuration.
         run: the folder; afterwards it holds config.yaml, run.json, data/, checkpoints/, metrics.jsonl,
             report.json and report.html.
+        overwrite: delete what another run left in the folder, once this one is sure to start.
 
     Returns:
         the report, as in report.json.
@@ -180,17 +201,42 @@ def run_training(dataset: Dataset, config: TrainConfig, run: Path) -> dict[str, 
         InputError: the data is too small to train on.
     """
     _check_data(dataset)
+    device = choose_device(config)
+    start = _fresh_model(config)
     with _locked(run):
+        if overwrite:
+            _delete_run(run)
         for stale in (run / "run.json", run / "config.yaml", *(run / "data").glob("*.arrow")):
             remove_partials(stale)
         if (run / "run.json").exists():
             _check_resumable(run, config, dataset)
         else:
             _begin(run, config, dataset)
-        report = _finished_report(run) or _train(config, run)
+        report = _finished_report(run) or _train(config, run, device, start)
         # The activations are derived data, and larger than all the rest.
         shutil.rmtree(run / "cache", ignore_errors=True)
         return report
+
+
+def _delete_run(run: Path) -> None:
+    """Delete what a run wrote, and nothing else."""
+    for name in ("run.json", "config.yaml", "metrics.jsonl", "report.json", "report.html"):
+        (run / name).unlink(missing_ok=True)
+    for name in ("checkpoints", "data", "cache"):
+        if (run / name).is_dir():
+            shutil.rmtree(run / name)
+
+
+def _fresh_model(config: TrainConfig) -> tuple[Tokenizer, DualHeadModel, dict[str, Any]]:
+    """Tokenizer, model and architecture before the first step; the heads depend on the seed alone.
+
+    Raises:
+        ConfigError: the pretrained encoder can't be loaded.
+    """
+    torch.manual_seed(int(stream(config.seed, INIT_STREAM).integers(2**63)))
+    special = config.encoder.kind != "bag"
+    tokenizer = load_tokenizer(config.encoder.pretrained, config.max_tokens, special_tokens=special)
+    return tokenizer, *new_model(config)
 
 
 def _finished_report(run: Path) -> dict[str, Any] | None:
@@ -203,18 +249,19 @@ def _finished_report(run: Path) -> dict[str, Any] | None:
     return report
 
 
-def _train(config: TrainConfig, run: Path) -> dict[str, Any]:
-    device = choose_device(config)
+def _train(
+    config: TrainConfig,
+    run: Path,
+    device: Device,
+    start: tuple[Tokenizer, DualHeadModel, dict[str, Any]],
+) -> dict[str, Any]:
+    tokenizer, model, architecture = start
     say(f"device {device.device}, {'bf16' if device.bf16 else 'fp32'}, {device.threads} threads")
-    phrases = pa.ipc.open_file(pa.memory_map(str(run / "data" / "phrases.arrow"))).read_all()
+    phrases = read_table(run / "data" / "phrases.arrow")
     parts = {
         name: read_interactions(run / "data" / f"{name}.arrow", len(phrases))
         for name in ("train", "validation", "test")
     }
-    torch.manual_seed(int(stream(config.seed, INIT_STREAM).integers(2**63)))
-    special = config.encoder.kind != "bag"
-    tokenizer = load_tokenizer(config.encoder.pretrained, config.max_tokens, special_tokens=special)
-    model, architecture = new_model(config)
     model.to(device.device)
     tokens = {name: token_source(tokenizer, part.queries, f"{name} queries") for name, part in parts.items()}
     tokens["phrases"] = token_source(tokenizer, keys_of(phrases), "phrases")
@@ -270,7 +317,7 @@ def _train(config: TrainConfig, run: Path) -> dict[str, Any]:
         train(training, after_epoch)
     report = {
         "config": config.model_dump(),
-        "run": orjson.loads((run / "run.json").read_bytes()),
+        "run": read_run_info(run),
         "model_id": training.state.model_id,
         "device": {"name": str(device.device), "bf16": device.bf16, "threads": device.threads},
         "cpu_count": os.cpu_count(),

@@ -47,9 +47,25 @@ def remove_partials(path: Path) -> None:
             left.unlink(missing_ok=True)
 
 
+def refuse_existing(path: Path, *, overwrite: bool) -> None:
+    """Refuse an output file that is there, unless it is to be replaced.
+
+    Raises:
+        BidmatchError: it is there and `overwrite` is false.
+    """
+    if path.exists() and not overwrite:
+        raise BidmatchError(f"{path} already exists", hint="Name another file, or pass --overwrite.")
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; on success it is fsynced and renamed over `path`."""
+    """Yields a temporary path beside `path`; on success it is fsynced and renamed over `path`.
+
+    Raises:
+        BidmatchError: `path` is there and is no file, such as a device, which a rename would replace.
+    """
+    if path.exists() and not path.is_file():
+        raise BidmatchError(f"{path} is no file that can be replaced", hint="Name a file.")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial_name(path)
     try:

@@ -41,6 +41,8 @@ _BOMS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 
+_NO_CHARACTER_SETS = {"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape"}
+
 _NAMES = {
     "utf-8": "UTF-8",
     "utf-8-sig": "UTF-8 with BOM",
@@ -145,6 +147,10 @@ def open_source(path: Path) -> Source:
         InputError: it is missing, a folder, unreadable, or of a kind that holds no log.
     """
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise InputError(
+                "is a pipe or a device, and input is read twice", file=path, hint="Save it to a file first."
+            )
         with path.open("rb") as stream:
             head = stream.read(HEAD_BYTES)
     except FileNotFoundError:
@@ -209,11 +215,18 @@ def detect_encoding(source: Source, given: str | None) -> str:
     if given is not None:
         try:
             name = codecs.lookup(given).name
-        except LookupError:
+            # Codecs that are no character sets (hex, rot13), or that can't be read in blocks, fail here.
+            codecs.getincrementaldecoder(name)().decode("a".encode(name))
+            if name in _NO_CHARACTER_SETS:
+                raise LookupError
+        except (LookupError, TypeError, ValueError):
             raise ConfigError(
                 f"there is no text encoding named {given}",
                 hint="Common names: utf-8, utf-16, cp1252 (Western Excel), latin-1, shift_jis.",
             ) from None
+        if name == "utf-16" and not source.head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            # Without a byte-order mark it is what Windows writes.
+            return "utf-16-le"
         return "utf-8-sig" if name == "utf-8" else name
     for mark, name in _BOMS:
         if source.head.startswith(mark):

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from bidmatch.base.console import emit_json, say
+from bidmatch.base.files import refuse_existing
 from trainer.data.dataset import Dataset
 from trainer.data.options_cli import read_options as with_read_options
 from trainer.data.read import ReadOptions, read_dataset, report_lines
@@ -35,14 +36,22 @@ merged.
 @click.option(
     "--write", type=click.Path(path_type=Path, dir_okay=False), help="Write the normalised log (TSV)."
 )
+@click.option("--overwrite", is_flag=True, help="Let --write replace a file that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(
-    files: tuple[Path, ...], read_options: ReadOptions, show: int, write: Path | None, as_json: bool
+    files: tuple[Path, ...],
+    read_options: ReadOptions,
+    show: int,
+    write: Path | None,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
     """Read a click log or ads report and say what is in it: the dry run of training.
 
     Prints the recognised format, the counts, what was left out and why, and a few pairs.
     """
+    if write is not None:
+        refuse_existing(write, overwrite=overwrite)
     dataset = read_dataset(files, read_options)
     pairs = _heaviest_queries(dataset, show)
     if as_json:

@@ -21,7 +21,7 @@ Examples:
   bidmatch demo --set epochs=3 --json > figures.json
 
 Left in the folder: log.tsv, run/ (with report.html), bundle/, report.json, server.log. Running it again
-starts afresh there. Takes a few minutes on two cores.
+starts afresh there. Takes one to three minutes on two cores.
 """
 
 

@@ -29,6 +29,7 @@ Output: a row for each match, by query in the order of first appearance, then by
   rank        from 1                        id, phrase  the matched phrase
   score       encoder + classifier          encoder, classifier  the two cosines
   source      exact (the phrase is the query) or index
+  and behind these the phrase's own columns, such as match_type.
 Queries without a match have no row; the summary counts them.
 
 The output appears when it is whole. A run that was stopped, however hard, goes on where it was when the same

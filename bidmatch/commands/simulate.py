@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from bidmatch.base.console import emit_json, say
+from bidmatch.base.files import refuse_existing, remove_partials
 
 _EPILOG = """\b
 Examples:
@@ -40,8 +41,11 @@ measuring time and memory, no evidence of quality on real traffic. Memory doesn'
     show_default=True,
     help="Click log, or a Google Ads search terms report (.csv: UTF-8 with commas; else UTF-16 with tabs).",
 )
+@click.option("--overwrite", is_flag=True, help="Replace a file that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
-def command(phrases: int, queries: int, seed: int, out: Path, kind: str, as_json: bool) -> None:
+def command(
+    phrases: int, queries: int, seed: int, out: Path, kind: str, overwrite: bool, as_json: bool
+) -> None:
     """Write a simulated ads click log: queries, bid phrases, clicks.
 
     Intents are made of product, brand, attributes and purpose; people use synonyms, model names and
@@ -49,6 +53,8 @@ def command(phrases: int, queries: int, seed: int, out: Path, kind: str, as_json
     """
     from bidmatch.demo.write_log import summary_lines, write_click_log, write_google_ads
 
+    refuse_existing(out, overwrite=overwrite)
+    remove_partials(out)
     write = write_google_ads if kind == "google-ads" else write_click_log
     summary = write(out, phrases, queries, seed)
     if as_json:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import click
 import yaml
 
 from bidmatch.base.console import emit_json, say
-from bidmatch.base.errors import BidmatchError
-from trainer.config import make_config, preset_names
+from trainer.config import PRESETS, TrainConfig, make_config, preset_names
 from trainer.data.options import ReadOptions
 from trainer.data.options_cli import read_options
 
@@ -39,7 +37,12 @@ The same command again resumes a run that was stopped. PRESET is a shipped name 
 )
 @click.option("--overwrite", is_flag=True, help="Delete the run that is in --out and begin anew.")
 @click.option(
-    "--list-presets", is_flag=True, is_eager=True, expose_value=False, callback=lambda c, _, on: _list(c, on)
+    "--list-presets",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda c, _, on: _list(c, on),
+    help="Print the shipped presets and the default of every setting.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")
 @read_options
@@ -71,11 +74,7 @@ def command(
         "configuration:\n  "
         + yaml.safe_dump(config.model_dump(), sort_keys=False).strip().replace("\n", "\n  ")
     )
-    if overwrite and out.exists():
-        if not (out / "config.yaml").is_file():
-            raise BidmatchError(f"{out} is no run folder, so --overwrite does not delete it")
-        shutil.rmtree(out)
-    report = run_training(dataset, config, out)
+    report = run_training(dataset, config, out, overwrite=overwrite)
     if as_json:
         emit_json(report)
         return
@@ -88,5 +87,8 @@ def command(
 
 def _list(context: click.Context, on: bool) -> None:
     if on:
-        click.echo("\n".join(preset_names()))
+        for name in preset_names():
+            click.echo(f"# --preset {name}\n{(PRESETS / f'{name}.yaml').read_text(encoding='utf-8')}")
+        defaults = yaml.safe_dump(TrainConfig().model_dump(), sort_keys=False)
+        click.echo(f"# What a preset leaves out, and every setting that --set takes\n{defaults}", nl=False)
         context.exit()

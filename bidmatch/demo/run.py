@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from bidmatch.base.console import say
-from bidmatch.base.errors import BidmatchError, ConfigError
+from bidmatch.base.errors import BidmatchError, ConfigError, MissingDependencyError
 from bidmatch.base.files import atomic_file
 from bidmatch.demo.server import post_match, serving
 from bidmatch.evaluation import Popularity, measure_lexical, query_counts
@@ -94,6 +95,12 @@ def run_demo(demo: Demo) -> dict[str, Any]:
     Raises:
         BidmatchError: a stage failed, or the folder is no demo's.
     """
+    missing = [name for name in ("torch", "onnx", "sklearn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"the demo trains and exports, and {missing[0]} is not installed",
+            hint="Install the training extra: pip install 'bidmatch[train]'",
+        )
     started = time.monotonic()
     _clear(demo)
     say("No ads click log is public, so this one is simulated: the figures show that the chain works,")

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from bidmatch.base.errors import ConfigError
-from service.scoring.parts import SCHEMA
 
 OutputKind = Literal["parquet", "csv", "tsv", "jsonl"]
 Write = Callable[[pa.Table], None]
@@ -31,7 +30,6 @@ _KINDS: dict[str, OutputKind] = {
 _ROW_GROUP_ROWS = 1 << 17
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BINS_PER_UNIT = 1000
-_PLAIN_SCHEMA = SCHEMA.set(SCHEMA.get_field_index("source"), pa.field("source", pa.string()))
 
 
 def output_kind(path: Path) -> OutputKind:
@@ -60,7 +58,7 @@ class Tally:
         self._all, self._first = np.zeros(bins, np.int64), np.zeros(bins, np.int64)
 
     def add(self, table: pa.Table) -> None:
-        """Count a table of `SCHEMA`."""
+        """Count a table of `result_schema`."""
         first = pc.equal(table["rank"], 1).to_numpy()
         self.matches += len(table)
         self.matched += int(first.sum())
@@ -130,17 +128,20 @@ class Summary(BaseModel):
     queries_per_second: float
 
 
-def write_output(parts: Iterator[Path], path: Path, kind: OutputKind, about: dict[str, str]) -> Tally:
+def write_output(
+    parts: Iterator[Path], path: Path, kind: OutputKind, schema: pa.Schema, about: dict[str, str]
+) -> Tally:
     """Write the parts' tables, one after the other.
 
     Args:
-        parts: Arrow files of `SCHEMA`.
+        parts: Arrow files of `schema`.
         path: file to write.
         kind: its format.
+        schema: see `result_schema`.
         about: kept in Parquet's metadata.
     """
     tally = Tally()
-    with _WRITERS[kind](path, about) as write:
+    with _WRITERS[kind](path, schema, about) as write:
         for part in parts:
             with pa.ipc.open_file(str(part)) as stream:
                 table = stream.read_all()
@@ -150,8 +151,8 @@ def write_output(parts: Iterator[Path], path: Path, kind: OutputKind, about: dic
 
 
 @contextmanager
-def _parquet(path: Path, about: dict[str, str]) -> Iterator[Write]:
-    schema = SCHEMA.with_metadata({f"bidmatch.{name}": value for name, value in about.items()})
+def _parquet(path: Path, schema: pa.Schema, about: dict[str, str]) -> Iterator[Write]:
+    schema = schema.with_metadata({f"bidmatch.{name}": value for name, value in about.items()})
     waiting: list[pa.Table] = []
     rows = 0
 
@@ -176,26 +177,27 @@ def _parquet(path: Path, about: dict[str, str]) -> Iterator[Write]:
 
 
 @contextmanager
-def _delimited(path: Path, delimiter: str) -> Iterator[Write]:
+def _delimited(path: Path, schema: pa.Schema, delimiter: str) -> Iterator[Write]:
+    plain = schema.set(schema.get_field_index("source"), pa.field("source", pa.string()))
     options = pcsv.WriteOptions(delimiter=delimiter, quoting_style="needed")
-    with pcsv.CSVWriter(path, _PLAIN_SCHEMA, write_options=options) as writer:
-        yield lambda table: writer.write_table(table.cast(_PLAIN_SCHEMA))
+    with pcsv.CSVWriter(path, plain, write_options=options) as writer:
+        yield lambda table: writer.write_table(table.cast(plain))
 
 
 @contextmanager
-def _csv(path: Path, about: dict[str, str]) -> Iterator[Write]:  # noqa: ARG001
-    with _delimited(path, ",") as write:
+def _csv(path: Path, schema: pa.Schema, about: dict[str, str]) -> Iterator[Write]:  # noqa: ARG001
+    with _delimited(path, schema, ",") as write:
         yield write
 
 
 @contextmanager
-def _tsv(path: Path, about: dict[str, str]) -> Iterator[Write]:  # noqa: ARG001
-    with _delimited(path, "\t") as write:
+def _tsv(path: Path, schema: pa.Schema, about: dict[str, str]) -> Iterator[Write]:  # noqa: ARG001
+    with _delimited(path, schema, "\t") as write:
         yield write
 
 
 @contextmanager
-def _jsonl(path: Path, about: dict[str, str]) -> Iterator[Write]:  # noqa: ARG001
+def _jsonl(path: Path, schema: pa.Schema, about: dict[str, str]) -> Iterator[Write]:  # noqa: ARG001
     with path.open("wb") as stream:
         yield lambda table: _write_objects(stream, table)
 

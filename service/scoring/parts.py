@@ -30,6 +30,18 @@ SCHEMA = pa.schema(
         ("source", pa.dictionary(pa.int8(), pa.string())),
     ]
 )
+
+
+def result_schema(engine: Engine) -> pa.Schema:
+    """SCHEMA and then the user's columns of the phrases; `phrase_` goes before a name that is taken."""
+    taken = set(SCHEMA.names)
+    users = [
+        field.with_name(f"phrase_{field.name}" if field.name in taken else field.name)
+        for field in engine.user_columns
+    ]
+    return pa.schema([*SCHEMA, *users])
+
+
 _SOURCES = pa.array(["index", "exact"])
 
 
@@ -59,11 +71,13 @@ def score_parts(
     if total < distinct:
         say(f"{distinct - total:,} of {distinct:,} queries were scored before")
 
+    schema = result_schema(engine)
+
     def score(number: int, batch: pa.RecordBatch) -> int:
         table = score_part(engine, batch, k, min_score)
         with (
             atomic_file(work.part(number)) as partial,
-            pa.ipc.new_file(str(partial), SCHEMA, options=_LZ4) as out,
+            pa.ipc.new_file(str(partial), schema, options=_LZ4) as out,
         ):
             out.write_table(table)
         return batch.num_rows
@@ -98,7 +112,7 @@ def _collect(running: set[Future[int]], advance: Callable[[int], None]) -> set[F
 
 
 def score_part(engine: Engine, queries: pa.RecordBatch, k: int, min_score: float | None) -> pa.Table:
-    """The matches of distinct queries as a table of SCHEMA, by query in their order, then by rank."""
+    """The matches of distinct queries as a table of `result_schema`, by query as given, then by rank."""
     texts = queries.column("query").to_pylist()
     owners: list[np.ndarray] = []
     found: list[Matches] = []
@@ -125,8 +139,9 @@ def score_part(engine: Engine, queries: pa.RecordBatch, k: int, min_score: float
         column("encoder"),
         column("classifier"),
         pa.DictionaryArray.from_arrays(column("exact").astype(np.int8), _SOURCES),
+        *(phrases[name] for name in engine.user_columns.names),
     ]
-    return pa.table(columns, schema=SCHEMA)
+    return pa.table(columns, schema=result_schema(engine))
 
 
 def _batches(lengths: np.ndarray) -> Iterator[np.ndarray]:

@@ -19,7 +19,7 @@ from service.engine import Engine, EngineSettings
 from service.scoring.distinct import PART_QUERIES, LogCounts, write_distinct
 from service.scoring.layout import recognise
 from service.scoring.output import Summary, Tally, output_kind, write_output
-from service.scoring.parts import score_parts
+from service.scoring.parts import result_schema, score_parts
 from service.scoring.queries import BadLines, read_queries
 from service.scoring.source import find_files, open_log
 from service.scoring.work import InputRecord, Plan, Work, open_work
@@ -126,7 +126,8 @@ def _run(options: ScoreOptions, plan: Plan, sources: _Sources, work: Work, start
     scoring = time.monotonic() - scoring
     about = {"bundle_id": plan.bundle_id, "k": str(plan.k), "min_score": str(plan.min_score)}
     with work.writing() as path, progress("writing", counts.distinct, "queries") as step:
-        tally = write_output(_parts(work, counts, step), path, output_kind(options.output), about)
+        kind, schema = output_kind(options.output), result_schema(engine)
+        tally = write_output(_parts(work, counts, step), path, kind, schema, about)
     summary = _summary(options, plan, counts, tally).model_copy(
         update={
             "scored": scored,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+RESERVED_COLUMNS = frozenset({"id", "text", "train_clicks"})
 
 
 class ReadOptions(BaseModel):
@@ -16,8 +18,8 @@ class ReadOptions(BaseModel):
         phrase_column: the same for the bid phrase.
         weight_column: the same for the weight.
         weight: which figure of an ads report weighs a pair.
-        phrase_columns: further columns of the log to keep as columns of the phrase table; each phrase must
-            have one value only.
+        phrase_columns: further columns of the log to keep as columns of the phrase table (`match_type` is
+            kept anyway); each phrase must have one value only.
         encoding: name of the text encoding; None: byte-order mark, else UTF-8.
         quoted: whether `"` quotes fields in a tab-separated click log (in CSV and ads reports it does).
         bad_lines: `stop` at the first bad line, or `skip` and count.
@@ -41,3 +43,11 @@ class ReadOptions(BaseModel):
     actions: tuple[str, ...] = ("click", "item_click")
     test_share: float = Field(default=0.1, ge=0, lt=1)
     split_seed: int = Field(default=0, ge=0)
+
+    @field_validator("phrase_columns")
+    @classmethod
+    def _not_our_own(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        taken = sorted(set(names) & RESERVED_COLUMNS)
+        if taken:
+            raise ValueError(f"the phrase table has a column {taken[0]!r} of its own; rename the log's")
+        return tuple(name for name in dict.fromkeys(names) if name != "match_type")

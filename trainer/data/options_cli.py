@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from trainer.data.options import ReadOptions
+from bidmatch.base.errors import ConfigError
+from trainer.data.options import RESERVED_COLUMNS, ReadOptions
 
 _OPTIONS = (
     click.option(
@@ -80,6 +81,12 @@ def read_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_options(*args: Any, **kwargs: Any) -> Any:
         values = {name: kwargs.pop(name) for name in ReadOptions.model_fields}
         columns = tuple(name.strip() for name in values["phrase_columns"].split(",") if name.strip())
+        taken = sorted(set(columns) & RESERVED_COLUMNS)
+        if taken:
+            raise ConfigError(
+                f"--phrase-columns {taken[0]}: the phrase table has a column of that name of its own",
+                hint="Rename the column in the log.",
+            )
         options = ReadOptions(**{**values, "phrase_columns": columns})
         return command(*args, read_options=options, **kwargs)
 

@@ -1,0 +1,77 @@
+"""What `bidmatch train` does with a folder that is not simply empty."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from bidmatch import cli
+from bidmatch.base.errors import DamagedError
+from trainer.checkpoint import load_run
+
+SETTINGS = ["epochs=1", "dim=8", "threads=1", "batch.queries=16", "validation_share=0.2"]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("log") / "log.tsv"
+    words = ["red", "blue", "green", "small", "large"]
+    things = ["shoes", "hat", "lamp", "chair"]
+    rows = [f"{word} {thing} {n}\t{word} {thing}" for word in words for thing in things for n in range(3)]
+    file.write_text("query\tphrase\n" + "\n".join(rows) + "\n")
+    return file
+
+
+def train(monkeypatch: pytest.MonkeyPatch, log: Path, out: Path, *more: str) -> int:
+    sets = [part for setting in SETTINGS for part in ("--set", setting)]
+    arguments = ["bidmatch", "train", "--data", str(log), "--out", str(out), "--preset", "bag", *sets, *more]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+        raise SystemExit(0)
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+def test_another_projects_folder_is_left_alone(monkeypatch, capsys, log, tmp_path, overwrite):
+    project = tmp_path / "project"
+    (project / "data").mkdir(parents=True)
+    (project / "config.yaml").write_text("a: 1\n")
+    (project / "data" / "precious.txt").write_text("gold")
+    assert train(monkeypatch, log, project, *overwrite) == 2
+    assert "something else" in capsys.readouterr().err
+    assert (project / "config.yaml").read_text() == "a: 1\n"
+    assert (project / "data" / "precious.txt").read_text() == "gold"
+    assert sorted(entry.name for entry in project.iterdir()) == ["config.yaml", "data"]
+
+
+def test_a_run_that_cannot_start_claims_and_deletes_nothing(monkeypatch, capsys, log, tmp_path):
+    run = tmp_path / "run"
+    broken = ["--set", "encoder.pretrained=" + str(tmp_path / "nowhere")]
+    assert train(monkeypatch, log, run, *broken) == 2
+    assert train(monkeypatch, log, run) == 0
+    model_id = load_run(run).model_id
+    assert train(monkeypatch, log, run, "--overwrite", *broken) == 2
+    assert load_run(run).model_id == model_id
+    assert train(monkeypatch, log, run, "--set", "seed=1") == 2
+    assert "seed (0 there, 1 here)" in capsys.readouterr().err
+    assert train(monkeypatch, log, run, "--overwrite", "--set", "seed=1") == 0
+    assert load_run(run).model_id != model_id
+
+
+def test_altered_data_is_not_exported(monkeypatch, log, tmp_path):
+    run = tmp_path / "run"
+    assert train(monkeypatch, log, run) == 0
+    phrases = run / "data" / "phrases.arrow"
+    whole = phrases.read_bytes()
+    phrases.write_bytes(whole.replace(b"red", b"bed", 1))
+    with pytest.raises(DamagedError, match=r"phrases\.arrow is missing or altered"):
+        load_run(run)
+    phrases.write_bytes(whole)
+    load_run(run)
+    (run / "run.json").write_bytes(orjson.dumps({}))
+    with pytest.raises(DamagedError, match=r"run\.json is missing or damaged"):
+        load_run(run)
