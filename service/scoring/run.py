@@ -14,6 +14,7 @@ from bidmatch.base.console import Step, progress, say
 from bidmatch.base.errors import BidmatchError, ConfigError
 from bidmatch.base.files import atomic_file
 from bidmatch.base.input_files import Source
+from export.bundle.format import INDEX
 from export.bundle.read import read_manifest
 from service.engine import Engine, EngineSettings
 from service.scoring.distinct import PART_QUERIES, LogCounts, write_distinct
@@ -85,8 +86,10 @@ def score_log(options: ScoreOptions) -> Summary:
     if options.output.exists() and any(file.exists() and file.samefile(options.output) for file in files):
         raise ConfigError(f"{options.output} is the input", hint="Name another file to write.")
     sources = [(file, open_log(file)) for file in files]
+    manifest = read_manifest(options.bundle)
     plan = Plan(
-        bundle_id=read_manifest(options.bundle).bundle_id,
+        bundle_id=manifest.bundle_id,
+        index_sha256=manifest.files[INDEX].sha256,
         inputs=[InputRecord.of(file) for file in files],
         query_column=options.query_column,
         encoding=options.encoding,
@@ -113,7 +116,7 @@ def score_log(options: ScoreOptions) -> Summary:
 
 def _run(options: ScoreOptions, plan: Plan, sources: _Sources, work: Work, started: float) -> Summary:
     engine = Engine.load(options.bundle, EngineSettings(ef=options.ef))
-    if engine.bundle_id != plan.bundle_id:
+    if engine.bundle.manifest.files[INDEX].sha256 != plan.index_sha256 or engine.bundle_id != plan.bundle_id:
         raise ConfigError(f"{options.bundle} was replaced just now", hint="Run the command again.")
     if work.resumed:
         say(f"going on with the run that was stopped ({work.folder})")

@@ -51,6 +51,8 @@ class Plan(BaseModel):
 
     format: int = _FORMAT
     bundle_id: str
+    # The id leaves the graph out: several threads build another one from the same vectors.
+    index_sha256: str
     inputs: list[InputRecord]
     query_column: str | None
     encoding: str | None

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
+import hnswlib
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from bidmatch.base.errors import ConfigError
@@ -127,3 +130,37 @@ def test_odd_texts_have_finite_vectors(encoder, index, text):
     vectors = encoder.encode([text])
     assert np.isfinite(vectors).all()
     assert index.search(vectors, 3)[0].shape == (1, 3)
+
+
+def test_the_index_is_searched_as_wide_as_the_manifest_says(small_source, tmp_path):
+    from export.build import ExportOptions, build_bundle
+    from trainer.data.dataset import Interactions
+
+    count = 3_000
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((count, small_source.dim // 2)).astype(np.float32)
+    phrases = pa.table(
+        {"id": [str(row) for row in range(count)], "text": [f"lamp {n}" for n in range(count)]}
+    )
+    clicks = small_source.validation.clicks[:0]
+    clicks.resize((0, count))
+    source = dataclasses.replace(
+        small_source,
+        table=table,
+        phrases=phrases,
+        train_clicks=np.zeros(count, dtype=np.int64),
+        validation=Interactions(pa.array([], type=pa.large_string()), clicks),
+    )
+    build_bundle(source, tmp_path / "wide", ExportOptions(threads=1))
+    queries = rng.standard_normal((200, small_source.dim)).astype(np.float32)
+    with open_bundle(tmp_path / "wide") as bundle:
+        raw = hnswlib.Index(space="ip", dim=small_source.dim)
+        raw.load_index(str(tmp_path / "wide" / "index.hnsw"))
+        found = {}
+        for ef in (10, bundle.manifest.index.ef):
+            raw.set_ef(ef)
+            found[ef] = np.sort(raw.knn_query(queries, k=10, num_threads=1)[0].astype(np.int64), axis=1)
+        served = np.sort(PhraseIndex(bundle).search(queries, 10)[0], axis=1)
+    assert bundle.manifest.index.ef > 10
+    assert (served == found[bundle.manifest.index.ef]).all()
+    assert not (served == found[10]).all()
