@@ -89,6 +89,14 @@ def main() -> None:
     except BidmatchError as error:
         say(f"error: {error}")
         sys.exit(error.exit_code)
+    except ValueError as wrong:
+        from pydantic import ValidationError
+
+        if not isinstance(wrong, ValidationError):
+            raise
+        for problem in wrong.errors():
+            say(f"error: {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
+        sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)

@@ -56,7 +56,11 @@ def approximate_top_k(queries: np.ndarray, labels: np.ndarray, k: int, threads: 
     found = np.empty((len(queries), k), dtype=np.int64)
     with progress("mining: searching hard negatives", len(queries), "queries") as step:
         for start in range(0, len(queries), 50_000):
-            rows, _ = index.knn_query(queries[start : start + 50_000], k=k, num_threads=threads)
+            block = queries[start : start + 50_000]
+            try:
+                rows, _ = index.knn_query(block, k=k, num_threads=threads)
+            except RuntimeError:  # a part of the graph that the search cannot reach leaves fewer than k
+                rows = exact_top_k(torch.from_numpy(block), torch.from_numpy(labels), k)
             found[start : start + 50_000] = rows
             step.advance(len(rows))
     return found

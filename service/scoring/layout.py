@@ -122,7 +122,7 @@ def _find(headers: Sequence[str], wanted: str | None, file: Path) -> int | None:
         raise InputError(f"two columns are named {wanted!r}", file=file, hint="Give its position, such as 2.")
     if found:
         return found[0]
-    if wanted.isdigit() and 1 <= int(wanted) <= len(headers):
+    if wanted.isdecimal() and 1 <= int(wanted) <= len(headers):
         return int(wanted) - 1
     shown = ", ".join(header.strip()[:40] or "(no name)" for header in headers[:20])
     raise InputError(f"there is no column {wanted!r}", file=file, hint=f"The columns are: {shown}.")
@@ -266,7 +266,7 @@ def _named_or_numbered(
             problem = problem or reason
             continue
         if at is not None:
-            by_position = query_column is not None and query_column.isdigit() and cells[at] != query_column
+            by_position = query_column is not None and query_column.isdecimal() and cells[at] != query_column
             names = {_canonical(cell) for cell in cells}
             return row, at, not by_position or bool(names & {*QUERY_NAMES, *_OTHER_NAMES})
     if problem is not None:

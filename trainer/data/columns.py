@@ -74,7 +74,7 @@ def find(headers: Sequence[str], wanted: str | None, names: Sequence[str], file:
         )
     if exact:
         return exact[0]
-    if wanted.isdigit() and 1 <= int(wanted) <= len(headers):
+    if wanted.isdecimal() and 1 <= int(wanted) <= len(headers):
         return int(wanted) - 1
     raise InputError(
         f"there is no column {wanted!r}",

@@ -89,7 +89,7 @@ def recognise_log(source: Source, head: str, encoding: str, options: ReadOptions
             break
     found.sort(key=lambda candidate: -candidate[0])
     problem: InputError | None = None
-    by_position = any(name and name.isdigit() for name in (options.query_column, options.phrase_column))
+    by_position = any(name and name.isdecimal() for name in (options.query_column, options.phrase_column))
     for _, delimiter, line, cells, quoted in found:
         try:
             layout = log_layout(cells, options, source.path)
@@ -248,7 +248,7 @@ def _read_carefully(
 
 
 def _weight(cell: str) -> float | None:
-    if cell.isascii() and cell.isdigit():
+    if cell.isascii() and cell.isdecimal():
         return float(cell)
     return parse_number(cell, whole=False) if cell.strip() else float("nan")
 

@@ -74,6 +74,12 @@ def test_utf16_without_a_mark(monkeypatch, capsys, tmp_path):
     assert "1 phrases" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("arguments", [["--test-share", "nan"], ["--query-column", "²"]])
+def test_odd_numbers(monkeypatch, capsys, log, arguments):
+    assert run(monkeypatch, "data", log, *arguments) in (2, 3)
+    assert capsys.readouterr().err.startswith("error: ")
+
+
 def test_a_pipe_is_refused(monkeypatch, capsys, tmp_path):
     import os
 
