@@ -12,6 +12,7 @@ import matplotlib
 import orjson
 import yaml
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from bidmatch.base.files import atomic_file
 
@@ -53,6 +54,7 @@ def _chart(title: str, series: dict[str, list[float]], y_label: str) -> str:
     for name, values in series.items():
         axes.plot(range(1, len(values) + 1), values, marker="o", markersize=3, label=name)
     axes.set(title=title, xlabel="epoch", ylabel=y_label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8)
     out = io.StringIO()
