@@ -71,7 +71,7 @@ def test_no_file_is_replaced_when_reading_fails(log, tmp_path):
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("mine")
     log.write_text("")
-    assert run(log, "--write", pairs).returncode == 3
+    assert run(log, "--write", pairs, "--overwrite").returncode == 3
     assert pairs.read_text() == "mine"
 
 

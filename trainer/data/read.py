@@ -178,17 +178,17 @@ def _report(
             if header not in columns.setdefault(role, []):
                 columns[role].append(header)
     said = list(notes)
+    for one, _ in recognised:
+        for note in one.notes:
+            line = note if len(recognised) == 1 else f"{one.source.path.name}: {note}"
+            if line not in said:
+                said.append(line)
     if "match_type" in assembled.phrases.column_names:
         texts = pc.count_distinct(assembled.phrases["text"]).as_py()
         said.append(
             f"{len(assembled.phrases):,} phrases are {texts:,} texts: one text bought in several match types "
             "is several phrases, each with its own clicks"
         )
-    for one, _ in recognised:
-        for note in one.notes:
-            line = note if len(recognised) == 1 else f"{one.source.path.name}: {note}"
-            if line not in said:
-                said.append(line)
     return ReadReport(
         format="; ".join(names),
         files=[str(one.source.path) for one, _ in recognised],

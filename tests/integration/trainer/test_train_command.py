@@ -155,8 +155,8 @@ def test_overwrite_spares_a_folder_that_is_no_run(train_command, small_settings,
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
     refused = train_command(precious, small_settings, "--overwrite").run()
-    assert refused.returncode == 1
-    assert "no run folder" in refused.stderr
+    assert refused.returncode == 2
+    assert "holds files of something else" in refused.stderr
     assert (precious / "thesis.txt").read_text() == "years of work"
 
 

@@ -100,6 +100,7 @@ def test_google_counts_what_it_leaves_out(read, samples):
     }
     assert log.report.columns == {"query": "Search term", "phrase": "Keyword", "weight": "Clicks"}
     assert "July 1, 2026 - July 31, 2026" in log.report.notes[0]
+    assert "5 phrases are 4 texts" in log.report.notes[-1]
 
 
 def test_microsoft_counts_what_it_leaves_out(read, samples):
