@@ -13,6 +13,7 @@ from service.scoring.work import InputRecord, Plan, Work, open_work, work_folder
 def plan_of(path: Path, **changes: object) -> Plan:
     values = {
         "bundle_id": "abc",
+        "index_sha256": "0" * 64,
         "inputs": [InputRecord.of(path)],
         "query_column": None,
         "encoding": None,
@@ -71,7 +72,15 @@ def test_work_is_kept_and_gone_on_with(output: Path, log: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"k": 11}, {"min_score": 0.5}, {"bundle_id": "abd"}, {"encoding": "utf-8"}, {"ef": 3}]
+    "change",
+    [
+        {"k": 11},
+        {"min_score": 0.5},
+        {"bundle_id": "abd"},
+        {"index_sha256": "1" * 64},
+        {"encoding": "utf-8"},
+        {"ef": 3},
+    ],
 )
 def test_another_plan_is_refused_unless_begun_anew(
     output: Path, log: Path, change: dict[str, object]
