@@ -60,7 +60,7 @@ def address(
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
     if os.environ.get("BIDMATCH_NO_BROWSER") == "1":
-        pytest.skip("BIDMATCH_NO_BROWSER=1")
+        pytest.skip("BIDMATCH_NO_BROWSER=1: this machine has no browser to drive")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     if not chromium or not driver:
