@@ -51,7 +51,127 @@ class TransformerEncoderConfig(_Strict):
     frozen_layers: int = Field(0, ge=0)
 
 
-EncoderConfig = Annotated[BagEncoderConfig | TransformerEncoderConfig, Field(discriminator="kind")]
+class InceptionEncoderConfig(_Strict):
+    """InceptionXML's idea: convolutions of several widths over word-piece vectors, joined and pooled.
+
+    Attributes:
+        pretrained: where vocabulary and first word vectors come from, as for `bag`.
+        widths: tokens that each group of filters spans.
+        filters: filters of each width.
+        dropout: on the pooled features, in training.
+        word_dropout: probability that a word piece is left out of a text, in training.
+    """
+
+    kind: Literal["inception"] = "inception"
+    pretrained: str = "minilm-l6"
+    widths: tuple[int, ...] = Field((1, 2, 3), min_length=1)
+    filters: int = Field(128, ge=1)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    word_dropout: float = Field(0.0, ge=0, lt=1)
+
+
+class CombinedEncoderConfig(_Strict):
+    """The bag's features beside a transformer's, joined before the heads.
+
+    Attributes:
+        pretrained: encoder that gives the vocabulary of both, the first word vectors and the transformer.
+        pooling: of the transformer.
+        frozen_layers: lower layers of the transformer that do not train; -1: all of them.
+        dropout: on the bag's mean vector, in training.
+        word_dropout: probability that a word piece is left out of the bag, in training.
+    """
+
+    kind: Literal["combined"] = "combined"
+    pretrained: str = "minilm-l6"
+    pooling: Literal["mean", "cls"] = "mean"
+    frozen_layers: int = Field(-1, ge=-1)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    word_dropout: float = Field(0.0, ge=0, lt=1)
+
+
+EncoderConfig = Annotated[
+    BagEncoderConfig | InceptionEncoderConfig | TransformerEncoderConfig | CombinedEncoderConfig,
+    Field(discriminator="kind"),
+]
+
+
+class TableConfig(_Strict):
+    """The classifier as one free row ψ_l a label."""
+
+    kind: Literal["table"] = "table"
+
+
+class ProductConfig(_Strict):
+    """Multi-Head Product: ψ_l is the sum of one row of each head.
+
+    Attributes:
+        heads: H; 1 is the plain table.
+        lengths: rows of each head, their product at least L; empty: chosen from L and H.
+        codes: local labels from the label's id in mixed radix, or from clustering label embeddings.
+    """
+
+    kind: Literal["mhp"] = "mhp"
+    heads: int = Field(2, ge=1, le=8)
+    lengths: tuple[int, ...] = ()
+    codes: Literal["ids", "clusters"] = "clusters"
+
+
+class CascadeConfig(_Strict):
+    """Multi-Head Cascade: a head over groups, then the members of the top groups.
+
+    Attributes:
+        groups: number of groups; 0: about the root of L.
+        top_groups: groups whose members are scored.
+        codes: as for `mhp`.
+    """
+
+    kind: Literal["mhc"] = "mhc"
+    groups: int = Field(0, ge=0)
+    top_groups: int = Field(10, ge=1)
+    codes: Literal["ids", "clusters"] = "clusters"
+
+
+class SampledConfig(_Strict):
+    """Multi-Head Sampling: the loss sees the members of the true groups and of a few random ones.
+
+    Attributes:
+        groups: number of groups; 0: about the root of L.
+        sampled_groups: random groups a step.
+        codes: as for `mhp`.
+    """
+
+    kind: Literal["mhs"] = "mhs"
+    groups: int = Field(0, ge=0)
+    sampled_groups: int = Field(4, ge=0)
+    codes: Literal["ids", "clusters"] = "clusters"
+
+
+ClassifierConfig = Annotated[
+    TableConfig | ProductConfig | CascadeConfig | SampledConfig, Field(discriminator="kind")
+]
+
+LossName = Literal["supcon", "pal", "decoupled", "pol", "infonce", "triplet", "bce"]
+
+
+class GandalfConfig(_Strict):
+    """Label texts as further training queries, with soft targets from the label graph (Gandalf).
+
+    Attributes:
+        enabled: whether there are any.
+        graph: `conditional`: G_ij/G_jj; `random_walk`: the same of a graph smoothed by a random walk;
+            `glas`: the symmetrised σ(S); `self`: each label text belongs to its own label alone.
+        delta: δ, targets at or below it are dropped.
+        share: share of the labels whose texts are used.
+        sampling: which ones: drawn at random, or the rarest first.
+        alone: train on the label texts only, without the log's queries.
+    """
+
+    enabled: bool = False
+    graph: Literal["conditional", "random_walk", "glas", "self"] = "conditional"
+    delta: float = Field(0.1, ge=0, lt=1)
+    share: float = Field(1.0, gt=0, le=1)
+    sampling: Literal["random", "tail"] = "random"
+    alone: bool = False
 
 
 class LossConfig(_Strict):
@@ -68,10 +188,13 @@ class LossConfig(_Strict):
         classifier_temperature: divides the Φ_C scores.
         normalise_classifier: score the classifier by cosine in training. The papers do not; at small
             widths it is better.
+        served: weight of a term on the served score, the sum of both cosines; 0 for none.
+        wide: weight of the wide heads' loss (see `TrainConfig.wide_dim`) beside the narrow heads'.
+        distillation: weight of the wide score's distribution over the pool as teacher of the narrow one's.
     """
 
-    dual_encoder: Literal["supcon", "decoupled"] = "supcon"
-    classifier: Literal["supcon", "decoupled"] = "supcon"
+    dual_encoder: LossName = "supcon"
+    classifier: LossName = "supcon"
     auxiliary_bce: float = Field(0.0, ge=0)
     weight: float = Field(0.5, ge=0, le=1)
     dual_encoder_q2l: float = Field(0.5, ge=0, le=1)
@@ -79,6 +202,9 @@ class LossConfig(_Strict):
     temperature: float = Field(0.05, gt=0)
     classifier_temperature: float = Field(0.05, gt=0)
     normalise_classifier: bool = True
+    served: float = Field(0.0, ge=0)
+    wide: float = Field(1.0, ge=0)
+    distillation: float = Field(0.0, ge=0)
 
 
 class BatchConfig(_Strict):
@@ -89,6 +215,11 @@ class BatchConfig(_Strict):
         cluster_size: queries a cluster of the balanced hierarchical 2-means; a batch joins clusters drawn
             at random. Equal to `queries`: the papers' clustered batches. 1: random batches.
         positives: β, positives sampled a query.
+        extra_positives: β_C, further positives sampled a query, for the classifier alone.
+        all_labels: the classifier's pool is all L labels in every step; refused above `all_labels_up_to`.
+        all_labels_up_to: largest L for `all_labels`.
+        chunk: texts encoded at once; 0: the whole batch. Fewer bound the memory of a step by the chunk
+            (gradient caching), for one more pass of the encoder.
         hard_negatives: η, hard negatives sampled a query; 0 for none.
         refresh: τ, epochs between refreshes of clusters and hard negatives; |H_i| = η·τ.
         exact_mining_up_to: largest number of labels whose hard negatives are mined exactly; beyond, by HNSW.
@@ -97,6 +228,10 @@ class BatchConfig(_Strict):
     queries: int = Field(256, ge=2)
     cluster_size: int = Field(256, ge=1)
     positives: int = Field(3, ge=1)
+    extra_positives: int = Field(0, ge=0)
+    all_labels: bool = False
+    all_labels_up_to: int = Field(100_000, ge=1)
+    chunk: int = Field(0, ge=0)
     hard_negatives: int = Field(3, ge=0, le=10_000)
     refresh: int = Field(5, ge=1, le=10_000)
     exact_mining_up_to: int = Field(200_000, ge=0)
@@ -127,7 +262,12 @@ class TrainConfig(_Strict):
 
     Attributes:
         encoder: Φ.
+        classifier: how Ψ is made.
+        gandalf: see GandalfConfig.
+        heads: both, half of `dim` each, or one of them alone with all of it.
         dim: width of the served vector; half is Φ_D, half Φ_C.
+        wide_dim: width of a second pair of heads and table, trained in the same run, which re-score what the
+            narrow ones find; 0 for none.
         max_tokens: texts are cut to this many tokens.
         head_dropout: dropout behind g1 and g2.
         table_from_text: start Ψ_l at g2(Φ(z_l)) instead of noise.
@@ -141,6 +281,8 @@ class TrainConfig(_Strict):
         seed: of everything random.
         device: `auto` (the first GPU, else the CPU), `cpu` or `cuda`.
         precision: `auto` (bf16 where the hardware has it), `fp32` or `bf16`.
+        table_device: where Ψ and its optimiser state live: `auto` (with the model) or `cpu` (in host memory,
+            for a table that the GPU cannot hold).
         threads: CPU threads; 0 for all cores. Results are reproducible for equal thread counts.
         checkpoint_seconds: time between checkpoints; the last step makes one anyway.
         keep_checkpoints: how many of the last checkpoints are kept.
@@ -149,7 +291,11 @@ class TrainConfig(_Strict):
     """
 
     encoder: EncoderConfig = BagEncoderConfig()
+    classifier: ClassifierConfig = TableConfig()
+    gandalf: GandalfConfig = GandalfConfig()
+    heads: Literal["both", "dual_encoder", "classifier"] = "both"
     dim: int = Field(64, ge=2, le=4096)
+    wide_dim: int = Field(0, ge=0, le=4096)
     max_tokens: int = Field(32, ge=1, le=512)
     head_dropout: float = Field(0.1, ge=0, lt=1)
     table_from_text: bool = True
@@ -162,6 +308,7 @@ class TrainConfig(_Strict):
     seed: int = Field(0, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    table_device: Literal["auto", "cpu"] = "auto"
     threads: int = Field(0, ge=0, le=1024)
     checkpoint_seconds: float = Field(60.0, ge=0)
     keep_checkpoints: int = Field(2, ge=1)
@@ -169,10 +316,22 @@ class TrainConfig(_Strict):
     propensity_b: float = Field(1.5, ge=0)
 
     @model_validator(mode="after")
-    def _dim_has_two_halves(self) -> TrainConfig:
+    def _widths_have_two_halves(self) -> TrainConfig:
         if self.dim % 2:
             raise ValueError(f"dim is {self.dim}; it must be even: half is Φ_D, half Φ_C")
+        if self.wide_dim % 2 or 0 < self.wide_dim <= self.dim:
+            raise ValueError(f"wide_dim is {self.wide_dim}; it must be 0, or even and above dim ({self.dim})")
         return self
+
+    def split_width(self, width: int) -> tuple[int, int]:
+        """Widths of Φ_D and Φ_C in a vector of `width`; a head that is switched off has 0."""
+        return {"both": (width // 2, width // 2), "dual_encoder": (width, 0), "classifier": (0, width)}[
+            self.heads
+        ]
+
+
+# What pydantic puts into an error's place for the member of a union that was chosen.
+_KINDS = {"bag", "inception", "transformer", "combined", "table", "mhp", "mhc", "mhs"}
 
 
 def preset_names() -> list[str]:
@@ -254,7 +413,7 @@ def validate_config(values: dict[str, Any], source: str) -> TrainConfig:
     except ValidationError as wrong:
         lines = []
         for problem in wrong.errors():
-            field = ".".join(str(part) for part in problem["loc"] if part not in ("bag", "transformer"))
+            field = ".".join(str(part) for part in problem["loc"] if part not in _KINDS)
             reason = problem["msg"]
             if problem["type"] == "extra_forbidden":
                 near = difflib.get_close_matches(field, settings_of(TrainConfig()), n=1)
