@@ -1,0 +1,1 @@
+"""How Ψ is made: a free row a label (`table`), or Multi-Head Encoding (`product`, `cascade`, `sampled`)."""
