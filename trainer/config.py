@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from bidmatch.base.errors import ConfigError
 
@@ -108,12 +117,15 @@ class ProductConfig(_Strict):
         heads: H; 1 is the plain table.
         lengths: rows of each head, their product at least L; empty: chosen from L and H.
         codes: local labels from the label's id in mixed radix, or from clustering label embeddings.
+        loss: `heads`: each head's cross-entropy over all its local labels; `pool`: the configured loss on the
+            rows ψ_l of the label pool.
     """
 
     kind: Literal["mhp"] = "mhp"
     heads: int = Field(2, ge=1, le=8)
     lengths: tuple[int, ...] = ()
     codes: Literal["ids", "clusters"] = "clusters"
+    loss: Literal["heads", "pool"] = "heads"
 
 
 class CascadeConfig(_Strict):
@@ -122,12 +134,14 @@ class CascadeConfig(_Strict):
     Attributes:
         groups: number of groups; 0: about the root of L.
         top_groups: groups whose members are scored.
+        most_labels: largest number of members of the true groups that join the pool of a step.
         codes: as for `mhp`.
     """
 
     kind: Literal["mhc"] = "mhc"
     groups: int = Field(0, ge=0)
     top_groups: int = Field(10, ge=1)
+    most_labels: int = Field(4096, ge=0)
     codes: Literal["ids", "clusters"] = "clusters"
 
 
@@ -137,12 +151,14 @@ class SampledConfig(_Strict):
     Attributes:
         groups: number of groups; 0: about the root of L.
         sampled_groups: random groups a step.
+        most_labels: largest number of members of all these groups that join the pool of a step.
         codes: as for `mhp`.
     """
 
     kind: Literal["mhs"] = "mhs"
     groups: int = Field(0, ge=0)
     sampled_groups: int = Field(4, ge=0)
+    most_labels: int = Field(4096, ge=0)
     codes: Literal["ids", "clusters"] = "clusters"
 
 
@@ -213,7 +229,7 @@ class BatchConfig(_Strict):
     Attributes:
         queries: queries a batch, |Q_B|.
         cluster_size: queries a cluster of the balanced hierarchical 2-means; a batch joins clusters drawn
-            at random. Equal to `queries`: the papers' clustered batches. 1: random batches.
+            at random. 0: as many as `queries`, the papers' clustered batches. 1: random batches.
         positives: β, positives sampled a query.
         extra_positives: β_C, further positives sampled a query, for the classifier alone.
         all_labels: the classifier's pool is all L labels in every step; refused above `all_labels_up_to`.
@@ -226,7 +242,7 @@ class BatchConfig(_Strict):
     """
 
     queries: int = Field(256, ge=2)
-    cluster_size: int = Field(256, ge=1)
+    cluster_size: int = Field(0, ge=0, validate_default=True)
     positives: int = Field(3, ge=1)
     extra_positives: int = Field(0, ge=0)
     all_labels: bool = False
@@ -235,6 +251,12 @@ class BatchConfig(_Strict):
     hard_negatives: int = Field(3, ge=0, le=10_000)
     refresh: int = Field(5, ge=1, le=10_000)
     exact_mining_up_to: int = Field(200_000, ge=0)
+
+    @field_validator("cluster_size")
+    @classmethod
+    def _whole_batches(cls, value: int, info: ValidationInfo) -> int:
+        """0 becomes the number of queries a batch, so that a recorded configuration says what was done."""
+        return value or int(info.data.get("queries", 0))
 
 
 class OptimiserConfig(_Strict):
@@ -330,8 +352,17 @@ class TrainConfig(_Strict):
         ]
 
 
-# What pydantic puts into an error's place for the member of a union that was chosen.
-_KINDS = {"bag", "inception", "transformer", "combined", "table", "mhp", "mhc", "mhs"}
+# The classes that a field `kind` chooses between; pydantic puts the kind into an error's place.
+_KINDS: dict[str, type[BaseModel]] = {
+    "bag": BagEncoderConfig,
+    "inception": InceptionEncoderConfig,
+    "transformer": TransformerEncoderConfig,
+    "combined": CombinedEncoderConfig,
+    "table": TableConfig,
+    "mhp": ProductConfig,
+    "mhc": CascadeConfig,
+    "mhs": SampledConfig,
+}
 
 
 def preset_names() -> list[str]:
@@ -347,6 +378,17 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         else:
             merged[name] = value
     return merged
+
+
+def _layered(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` on top of `below`; a section whose `kind` it changes keeps only what the new kind has, too."""
+    fitting = dict(below)
+    for name, section in above.items():
+        kind = section.get("kind") if isinstance(section, dict) else None
+        old = below.get(name)
+        if isinstance(kind, str) and kind in _KINDS and isinstance(old, dict) and old.get("kind") != kind:
+            fitting[name] = {key: value for key, value in old.items() if key in _KINDS[kind].model_fields}
+    return _merge(fitting, above)
 
 
 def _nested(assignment: str) -> dict[str, Any]:
@@ -367,28 +409,75 @@ def _nested(assignment: str) -> dict[str, Any]:
     return nested
 
 
-def make_config(preset: str, assignments: list[str]) -> TrainConfig:
-    """A preset (a shipped name, or the path of a YAML file) with `key=value` changes on top.
-
-    Nested fields are written with dots: `loss.temperature=0.07`.
-
-    Raises:
-        ConfigError: unknown preset or field, or a value that does not fit; names the field.
-    """
-    path = Path(preset) if preset.endswith((".yaml", ".yml")) else PRESETS / f"{preset}.yaml"
-    if not path.is_file():
-        raise ConfigError(
-            f"there is no preset {preset!r}",
-            hint=f"Shipped presets: {', '.join(preset_names())}; or a .yaml file.",
-        )
+def _read_preset(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except yaml.YAMLError as wrong:
         raise ConfigError(f"{path}: no valid YAML: {wrong}") from wrong
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of fields to values")
+    return values
+
+
+def _preset_path(preset: str, folder: Path) -> Path:
+    """The file of a preset: a shipped one by name, another by its path from `folder`."""
+    own = preset.endswith((".yaml", ".yml"))
+    path = folder / preset if own else PRESETS / f"{preset}.yaml"
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no preset {preset!r}",
+            hint=f"Shipped presets: {', '.join(preset_names())}; or a .yaml file.",
+        )
+    return path
+
+
+def _layers(preset: str) -> list[dict[str, Any]]:
+    """Settings of a preset and of those it stands on, the lowest first."""
+    layers: list[dict[str, Any]] = []
+    path = _preset_path(preset, Path())
+    seen = [path.resolve()]
+    while True:
+        values = _read_preset(path)
+        base = values.pop("base", None)
+        layers.insert(0, values)
+        if base is None:
+            return layers
+        if not isinstance(base, str):
+            raise ConfigError(f"{path}: base must be the name of a preset, not {base!r}")
+        path = _preset_path(base, path.parent)
+        if path.resolve() in seen:
+            raise ConfigError(f"{path} is its own base", hint="Name another preset, or none, as base.")
+        seen.append(path.resolve())
+
+
+def make_config(preset: str, assignments: Sequence[str], base: str | None = None) -> TrainConfig:
+    """A preset with `key=value` changes on top.
+
+    A preset may name another as its `base`: it then says only what it changes there. Method presets stand
+    on an encoder preset (encoder, epochs, rates, batch), which has no base of its own.
+
+    Args:
+        preset: a shipped name, or the path of a YAML file.
+        assignments: `key=value`, the last of equal keys holds; nested fields are written with dots:
+            `loss.temperature=0.07`. `base=NAME` holds before the argument `base`.
+        base: the preset that takes the place of the lowest one a method preset stands on; beneath a
+            preset that stands on none, its settings count where that one says nothing.
+
+    Raises:
+        ConfigError: unknown preset or field, or a value that does not fit; names the field.
+    """
+    changes: dict[str, Any] = {}
     for assignment in assignments:
-        values = _merge(values, _nested(assignment))
+        changes = _merge(changes, _nested(assignment))
+    base = changes.pop("base", base)
+    layers = _layers(preset)
+    if base is not None:
+        if not isinstance(base, str):
+            raise ConfigError(f"base={base}: expected the name of a preset")
+        layers = _layers(base) + (layers[1:] or layers)
+    values: dict[str, Any] = {}
+    for layer in [*layers, changes]:
+        values = _layered(values, layer)
     return validate_config(values, source=str(preset))
 
 

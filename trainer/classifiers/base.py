@@ -71,13 +71,19 @@ class Classifier(nn.Module, ABC):
         return None
 
     @property
+    def not_in_index(self) -> str | None:
+        """What an index of one vector ψ_l a label cannot reproduce, in words; None: it loses nothing."""
+        return None
+
+    @property
     def device(self) -> torch.device:
         """Where the parameters live."""
         return next(self.parameters()).device
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         """Tables whose gradients are sparse: for `RowAdam`."""
-        return [m.weight for m in self.modules() if isinstance(m, nn.Embedding) and m.sparse]
+        tables = {id(m.weight) for m in self.modules() if isinstance(m, nn.Embedding) and m.sparse}
+        return [parameter for parameter in self.parameters() if id(parameter) in tables]
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """All other parameters: for AdamW."""
