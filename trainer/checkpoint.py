@@ -22,12 +22,13 @@ from torch import nn
 
 from bidmatch.base.errors import BidmatchError, ConfigError, DamagedError
 from bidmatch.base.files import atomic_dir, atomic_file, remove_partials, sha256_file
+from trainer.classifiers.pairs import new_classifiers
 from trainer.config import TrainConfig, validate_config
 from trainer.data.dataset import Interactions
 from trainer.model import DualHeadModel, empty_model
 from trainer.plan import Plan
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class CheckpointState(BaseModel):
@@ -66,7 +67,8 @@ class TrainedRun:
         tokenizer: the encoder's, cutting at max_tokens.
         config: of the run.
         phrases: Arrow table of the L labels, with `train_clicks` (training queries of each).
-        table: Ψ, float32 (L, d/2).
+        table: Ψ, float32 (L, Φ_C's width); no columns where the classifier is off.
+        wide_table: Ψ of the wide heads, likewise; None where the run has none.
         validation: queries kept out of training for choices.
         test: held-out queries, for final figures only.
         info: run.json: data fingerprint, split, versions, counts.
@@ -79,27 +81,26 @@ class TrainedRun:
     config: TrainConfig
     phrases: pa.Table
     table: np.ndarray
+    wide_table: np.ndarray | None
     validation: Interactions
     test: Interactions
     info: dict[str, Any]
     model_id: str
 
 
-def _dense_state(model: DualHeadModel, optimiser: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    names = {id(value): name for name, value in model.named_parameters()}
+def _names(model: nn.Module, classifiers: nn.Module) -> dict[str, nn.Parameter]:
+    """All parameters by the name a checkpoint knows them by."""
+    tables = {f"Ψ.{name}": value for name, value in classifiers.named_parameters()}
+    return dict(model.named_parameters()) | tables
+
+
+def _optimiser_state(
+    model: nn.Module, classifiers: nn.Module, optimisers: tuple[torch.optim.Optimizer, ...]
+) -> dict[str, torch.Tensor]:
+    names = {id(value): name for name, value in _names(model, classifiers).items()}
     return {
         f"{names[id(parameter)]}/{field}": torch.as_tensor(value)
-        for parameter, state in optimiser.state.items()
-        for field, value in state.items()
-    }
-
-
-def _row_state(
-    model: DualHeadModel, table: nn.Embedding, optimiser: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
-    names = {id(value): name for name, value in model.named_parameters()} | {id(table.weight): "Ψ"}
-    return {
-        f"rows:{names[id(parameter)]}/{field}": value
+        for optimiser in optimisers
         for parameter, state in optimiser.state.items()
         for field, value in state.items()
     }
@@ -116,46 +117,35 @@ def save_checkpoint(
     architecture: dict[str, Any],
     tokenizer: Tokenizer,
     model: DualHeadModel,
-    table: nn.Embedding,
-    optimisers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
+    classifiers: nn.ModuleDict,
+    optimisers: tuple[torch.optim.Optimizer, ...],
     plan: Plan | None,
 ) -> Path:
-    """Write `run/checkpoints/step-NNNNNNNN`, whole or not at all; keep the last `keep_checkpoints`."""
-    try:
-        return _write_checkpoint(run, state, config, architecture, tokenizer, model, table, optimisers, plan)
-    except SafetensorError as failure:
-        raise BidmatchError(
-            f"the checkpoint of step {state.global_step} can't be written to {run}: {failure}",
-            hint="Free some space; the same command goes on from the checkpoint before.",
-        ) from failure
+    """Write `run/checkpoints/step-NNNNNNNN`, whole or not at all; keep the last `keep_checkpoints`.
 
-
-def _write_checkpoint(
-    run: Path,
-    state: CheckpointState,
-    config: TrainConfig,
-    architecture: dict[str, Any],
-    tokenizer: Tokenizer,
-    model: DualHeadModel,
-    table: nn.Embedding,
-    optimisers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
-    plan: Plan | None,
-) -> Path:
+    Raises:
+        BidmatchError: the disk is full or broken.
+    """
     folder = run / "checkpoints" / f"step-{state.global_step:08}{'-final' if state.finished else ''}"
     # A resumed run need not come by the step at which it was killed: clear what was left at any.
     remove_partials(folder.with_name("step-*"))
     with atomic_dir(folder, overwrite=True) as partial:
-        save_file(_own(model.state_dict()), partial / "model.safetensors")
-        save_file(_own({"Ψ": table.weight}), partial / "table.safetensors")
+        tensors = {"model": model.state_dict(), "table": classifiers.state_dict()}
         if not state.finished:
-            dense, rows = optimisers
-            save_file(
-                _own(_dense_state(model, dense) | _row_state(model, table, rows)),
-                partial / "optimiser.safetensors",
-            )
+            tensors["optimiser"] = _optimiser_state(model, classifiers, optimisers)
             if plan is not None:
-                arrays = {"clusters": torch.from_numpy(plan.clusters), "hard": torch.from_numpy(plan.hard)}
-                save_file(_own(arrays), partial / "plan.safetensors")
+                tensors["plan"] = {
+                    "clusters": torch.from_numpy(plan.clusters),
+                    "hard": torch.from_numpy(plan.hard),
+                }
+        for name, values in tensors.items():
+            try:
+                save_file(_own(values), partial / f"{name}.safetensors")
+            except SafetensorError as failure:
+                raise BidmatchError(
+                    f"the checkpoint of step {state.global_step} can't be written to {run}: {failure}",
+                    hint="Free some space; the same command goes on from the checkpoint before.",
+                ) from failure
         tokenizer.save(str(partial / "tokenizer.json"))
         (partial / "architecture.yaml").write_text(yaml.safe_dump(architecture), encoding="utf-8")
         write_config(partial / "config.yaml", config)
@@ -214,28 +204,33 @@ def read_state(folder: Path) -> CheckpointState:
     return state
 
 
-def restore_weights(folder: Path, model: DualHeadModel, table: nn.Embedding) -> None:
-    """Load Φ, g1, g2 and Ψ in place."""
+def restore_weights(folder: Path, model: DualHeadModel, classifiers: nn.ModuleDict) -> None:
+    """Load Φ, its heads and Ψ in place."""
     model.load_state_dict(load_file(folder / "model.safetensors"))
-    table.weight.data.copy_(load_file(folder / "table.safetensors")["Ψ"])
+    classifiers.load_state_dict(load_file(folder / "table.safetensors"))
 
 
 def restore_training(
     folder: Path,
     model: DualHeadModel,
-    table: nn.Embedding,
-    optimisers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
+    classifiers: nn.ModuleDict,
+    optimisers: tuple[torch.optim.Optimizer, ...],
 ) -> Plan | None:
-    """Load weights and both optimisers' moments in place; returns the plan, if one was made."""
-    restore_weights(folder, model, table)
-    parameters = dict(model.named_parameters()) | {"Ψ": table.weight}
-    dense, rows = optimisers
+    """Load weights and the optimisers' moments in place; returns the plan, if one was made."""
+    restore_weights(folder, model, classifiers)
+    parameters = _names(model, classifiers)
+    owners = {
+        id(parameter): optimiser
+        for optimiser in optimisers
+        for group in optimiser.param_groups
+        for parameter in group["params"]
+    }
     for full, value in load_file(folder / "optimiser.safetensors").items():
-        owner = rows if full.startswith("rows:") else dense
-        name, _, field = full.removeprefix("rows:").rpartition("/")
+        name, _, field = full.rpartition("/")
         parameter = parameters[name]
         # Adam keeps its step counts on the CPU, whatever the parameter's device.
-        owner.state[parameter][field] = value if field == "step" else value.to(parameter.device)
+        state = owners[id(parameter)].state[parameter]
+        state[field] = value if field == "step" else value.to(parameter.device)
     file = folder / "plan.safetensors"
     if not file.is_file():
         return None
@@ -335,15 +330,19 @@ def load_run(run: Path) -> TrainedRun:
     info = read_run_info(run)
     phrases = read_table(run / "data" / "phrases.arrow")
     model = empty_model(config, architecture)
-    table = nn.Embedding(len(phrases), config.dim // 2)
-    restore_weights(folder, model, table)
+    classifiers = new_classifiers(config, len(phrases))
+    restore_weights(folder, model, classifiers)
+    tables = [classifier.table(0, len(phrases)).numpy() for classifier in classifiers.values()] or [
+        np.zeros((len(phrases), 0), dtype=np.float32)
+    ] * len(model.widths)
     return TrainedRun(
         path=run,
         model=model.eval(),
         tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
         config=config,
         phrases=phrases,
-        table=table.weight.detach().numpy(),
+        table=tables[0],
+        wide_table=tables[1] if config.wide_dim else None,
         validation=read_interactions(run / "data" / "validation.arrow", len(phrases)),
         test=read_interactions(run / "data" / "test.arrow", len(phrases)),
         info=info,

@@ -10,7 +10,7 @@ import torch
 
 from bidmatch.base.console import progress
 from trainer.corpus import TextSource
-from trainer.model import DualHeadModel
+from trainer.model import DualHeadModel, HeadVectors
 
 _TOKENS_A_BATCH = 16_384
 
@@ -28,26 +28,31 @@ def evaluating(model: DualHeadModel) -> Iterator[None]:
 
 
 def embed(
-    model: DualHeadModel, source: TextSource, device: torch.device, label: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Φ_D (unit length) and Φ_C (not normalised) of all texts, float32 (N, d/2) each, on the device.
+    model: DualHeadModel, source: TextSource, device: torch.device, label: str, *, wide: bool = False
+) -> list[HeadVectors]:
+    """Φ_D (unit length) and Φ_C (not normalised) of all texts, float32 (N, d) and (N, c), on the device.
 
     Batches hold texts of like length and a bounded number of tokens.
+
+    Returns:
+        vectors of the narrow pair of heads; with `wide`, of each pair there is.
     """
     lengths = source.tokens.lengths
     order = np.argsort(lengths, kind="stable")
-    half = model.head_width
-    phi_d = torch.empty(len(lengths), half, device=device)
-    phi_c = torch.empty(len(lengths), half, device=device)
+    widths = model.widths if wide else model.widths[:1]
+    found = [
+        HeadVectors(*(torch.empty(len(lengths), width, device=device) for width in pair)) for pair in widths
+    ]
     with evaluating(model), progress(label, len(lengths), "texts") as step:
         start = 0
         while start < len(order):
             # Sorted by length, so the block's last text is about as long as its first.
             size = max(1, _TOKENS_A_BATCH // max(1, int(lengths[order[start]])))
             rows = order[start : start + size]
-            d, c = model.encode(source.batch(rows, device))
             at = torch.from_numpy(rows).to(device)
-            phi_d[at], phi_c[at] = d.float(), c.float()
+            for into, pair in zip(found, model.encode(source.batch(rows, device)), strict=False):
+                for part, vectors in zip(into, pair, strict=True):
+                    part[at] = vectors.float()
             start += len(rows)
             step.advance(len(rows))
-    return phi_d, phi_c
+    return found

@@ -1,6 +1,9 @@
-"""Metrics of a model in training: Φ_D, Φ_C and their concatenation, by exact search."""
+"""Metrics of a model in training by exact search: each head, both joined, and wide heads' re-scoring."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -8,31 +11,65 @@ import torch
 
 from trainer.metrics import by_frequency, evaluate_ranking
 from trainer.mining import exact_top_k
-from trainer.model import normalised
+from trainer.model import HeadVectors, normalised
 
 KS = (1, 3, 5)
 RECALL_KS = (10, 100)
-VIEWS = ("dual_encoder", "classifier", "concatenation")
+RESCORED = 100
+_VALUES_AT_ONCE = 16_000_000
+
+
+def served_view(views: dict[str, Any]) -> str:
+    """Which of the views a bundle of this model serves."""
+    order = ("rescored", "concatenation", "dual_encoder", "classifier")
+    return next(view for view in order if view in views)
 
 
 def rankings(
-    query_d: torch.Tensor, query_c: torch.Tensor, label_d: torch.Tensor, psi: torch.Tensor
+    queries: Sequence[HeadVectors], labels: Sequence[HeadVectors], tables: Sequence[torch.Tensor]
 ) -> dict[str, np.ndarray]:
     """The 100 best labels of each query by each view, int64 (n, <= 100), best first.
 
+    Views of the narrow heads are `dual_encoder`, `classifier` and, of both, `concatenation`. Wide heads add
+    `wide`, their own exact ranking, and `rescored`, the narrow view's best in the wide heads' order.
+
     Args:
-        query_d: Φ_D of the queries, float (n, d/2).
-        query_c: Φ_C of the queries, float (n, d/2).
-        label_d: Φ_D of the labels, float (L, d/2).
-        psi: Ψ, float (L, d/2).
+        queries: vectors of n queries by each pair of heads.
+        labels: vectors of the L labels, likewise.
+        tables: Ψ of each pair, float (L, c); none where the classifier is off.
     """
-    query_c, psi = normalised(query_c), normalised(psi)
-    pairs = {
-        "dual_encoder": (query_d, label_d),
-        "classifier": (query_c, psi),
-        "concatenation": (torch.cat([query_d, query_c], 1), torch.cat([label_d, psi], 1)),
-    }
-    return {view: exact_top_k(*pairs[view], max(RECALL_KS)) for view in VIEWS}
+    joined = []
+    views: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    for level, (query, label) in enumerate(zip(queries, labels, strict=True)):
+        pairs = {}
+        if query.phi_d.shape[1]:
+            pairs["dual_encoder"] = (query.phi_d, label.phi_d)
+        if tables:
+            psi = normalised(tables[level].to(query.phi_c.device))
+            pairs["classifier"] = (normalised(query.phi_c), psi)
+        x, z = (torch.cat(parts, 1) for parts in zip(*pairs.values(), strict=True))
+        joined.append((x, z))
+        if level == 0:
+            views = pairs | ({"concatenation": (x, z)} if len(pairs) == 2 else {})
+        else:
+            views["wide"] = (x, z)
+    found = {view: exact_top_k(x, z, max(RECALL_KS)) for view, (x, z) in views.items()}
+    if len(joined) == 2:
+        narrow = exact_top_k(*joined[0], RESCORED)
+        found["rescored"] = reordered(*joined[1], narrow)
+    return found
+
+
+def reordered(queries: torch.Tensor, labels: torch.Tensor, candidates: np.ndarray) -> np.ndarray:
+    """Each query's candidates, int64 (n, c), by falling inner product of these vectors, (n, d) and (L, d)."""
+    ordered = np.empty_like(candidates)
+    block = max(1, _VALUES_AT_ONCE // max(1, candidates.shape[1] * queries.shape[1]))
+    for start in range(0, len(candidates), block):
+        part = torch.from_numpy(candidates[start : start + block]).to(labels.device)
+        scores = torch.einsum("nd,ncd->nc", queries[start : start + block], labels[part])
+        order = torch.argsort(scores, dim=1, descending=True, stable=True)
+        ordered[start : start + block] = torch.gather(part, 1, order).cpu().numpy()
+    return ordered
 
 
 def metrics_of(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import scipy.sparse as sp
 import torch
 from tokenizers import Tokenizer
@@ -20,13 +19,13 @@ from trainer.clustering import epoch_batches
 from trainer.config import TrainConfig
 from trainer.corpus import TextSource
 from trainer.devices import Device
+from trainer.distributed import Workers
 from trainer.embed import embed
-from trainer.losses.unidec import unidec_loss
-from trainer.model import DualHeadModel
-from trainer.optimise import learning_rate_factor, make_optimisers, set_rates
-from trainer.plan import EPOCH_STREAM, STEP_STREAM, Plan, make_plan, stream
+from trainer.model import DualHeadModel, normalised
+from trainer.optimise import make_optimisers
+from trainer.plan import EPOCH_STREAM, Plan, make_plan, stream
 from trainer.row_adam import RowAdam
-from trainer.sampling import label_pool
+from trainer.step import train_step
 
 EpochMetrics = Callable[["Training"], dict[str, Any]]
 
@@ -39,14 +38,16 @@ class Training:
         config: the whole configuration.
         device: where it computes.
         run: the run folder.
-        model: Φ, g1, g2.
-        table: Ψ, an embedding of L rows with sparse gradients.
+        model: Φ and its heads.
+        classifiers: Ψ of each pair of heads, `narrow` and maybe `wide`; empty where the classifier is off.
         architecture: what `empty_model` rebuilds the encoder from.
         tokenizer: the encoder's.
         queries: texts of the N training queries.
         labels: texts of the L labels.
-        clicks: CSR (N, L) training pairs.
-        optimisers: AdamW over the dense parameters, RowAdam over the tables.
+        targets: CSR (N, L) float32, how much each label belongs to each training query: 1 for a pair of the
+            log.
+        workers: the processes that train together.
+        optimisers: AdamW over the dense parameters, RowAdam over the tables, where there are such.
         state: where the run stands.
         plan: clusters and hard negatives in force, or None before the first.
     """
@@ -55,43 +56,61 @@ class Training:
     device: Device
     run: Path
     model: DualHeadModel
-    table: nn.Embedding
+    classifiers: nn.ModuleDict
     architecture: dict[str, Any]
     tokenizer: Tokenizer
     queries: TextSource
     labels: TextSource
-    clicks: sp.csr_matrix
-    optimisers: tuple[torch.optim.AdamW, RowAdam] = field(init=False)
+    targets: sp.csr_matrix
+    workers: Workers = field(default_factory=Workers)
+    optimisers: tuple[torch.optim.Optimizer, ...] = field(init=False)
+    dense_parameters: list[nn.Parameter] = field(init=False)
     state: CheckpointState = field(default_factory=CheckpointState)
     plan: Plan | None = None
 
     def __post_init__(self) -> None:
-        self.optimisers = make_optimisers(self.model, self.table, self.config.optimiser)
+        self.optimisers = make_optimisers(self.model, self.classifiers, self.config.optimiser)
+        self.dense_parameters = [
+            parameter
+            for optimiser in self.optimisers
+            if not isinstance(optimiser, RowAdam)
+            for group in optimiser.param_groups
+            for parameter in group["params"]
+        ]
 
     @property
     def steps_an_epoch(self) -> int:
         """Batches that hold every training query once."""
-        return max(1, -(-self.clicks.shape[0] // self.config.batch.queries))
+        return max(1, -(-self.targets.shape[0] // self.config.batch.queries))
+
+    @property
+    def table_device(self) -> torch.device:
+        """Where Ψ lies."""
+        return torch.device("cpu") if self.config.table_device == "cpu" else self.device.device
 
     def save(self) -> None:
-        """Write a checkpoint of this moment."""
-        save_checkpoint(
-            self.run,
-            self.state,
-            self.config,
-            self.architecture,
-            self.tokenizer,
-            self.model,
-            self.table,
-            self.optimisers,
-            self.plan,
-        )
+        """Write a checkpoint of this moment, from the first process alone."""
+        if self.workers.rank == 0:
+            save_checkpoint(
+                self.run,
+                self.state,
+                self.config,
+                self.architecture,
+                self.tokenizer,
+                self.model,
+                self.classifiers,
+                self.optimisers,
+                self.plan,
+            )
 
 
 def start_table(training: Training) -> None:
     """Ψ_l = g2(Φ(z_l)): the classifier begins where the label texts are (`table_from_text`)."""
-    _, phi_c = embed(training.model, training.labels, training.device.device, "starting Ψ from label texts")
-    training.table.weight.data.copy_(phi_c)
+    pairs = embed(
+        training.model, training.labels, training.device.device, "starting Ψ from label texts", wide=True
+    )
+    for classifier, vectors in zip(training.classifiers.values(), pairs, strict=True):
+        classifier.start_from(vectors.phi_c.to(training.table_device))
 
 
 def resume(training: Training) -> bool:
@@ -105,60 +124,28 @@ def resume(training: Training) -> bool:
         return False
     training.state = read_state(found[-1])
     if not training.state.finished:
-        training.plan = restore_training(found[-1], training.model, training.table, training.optimisers)
+        training.plan = restore_training(found[-1], training.model, training.classifiers, training.optimisers)
         say(
             f"resuming at epoch {training.state.epoch + 1}, step {training.state.step + 1} ({found[-1].name})"
         )
     return True
 
 
-def train_step(training: Training, rows: np.ndarray) -> dict[str, float]:
-    """One step of Algorithm 1 on the queries `rows` (int64); returns the losses.
-
-    Its cost depends on the batch and its label pool L_B alone, not on the number of labels.
-    """
-    config, state, device = training.config, training.state, training.device.device
-    assert training.plan is not None
-    rng = stream(config.seed, STEP_STREAM, state.epoch, state.step)
-    torch.manual_seed(int(rng.integers(2**63)))
-    pool = label_pool(
-        training.clicks,
-        rows,
-        training.plan.hard[rows],
-        config.batch.positives,
-        config.batch.hard_negatives,
-        rng,
-    )
-    with training.device.autocast():
-        phi_d_x, phi_c_x = training.model.encode(training.queries.batch(rows, device))
-        phi_d_z, _ = training.model.encode(training.labels.batch(pool.labels, device))
-    psi = training.table(torch.from_numpy(pool.labels).to(device))
-    positives = torch.from_numpy(pool.positives).to(device)
-    losses = unidec_loss(phi_d_x.float(), phi_d_z.float(), phi_c_x.float(), psi, positives, config.loss)
-    for optimiser in training.optimisers:
-        optimiser.zero_grad(set_to_none=True)
-    losses["total"].backward()
-    dense = training.optimisers[0]
-    if config.optimiser.max_grad_norm:
-        parameters = [p for group in dense.param_groups for p in group["params"]]
-        torch.nn.utils.clip_grad_norm_(parameters, config.optimiser.max_grad_norm)
-    total_steps = config.epochs * training.steps_an_epoch
-    factor = learning_rate_factor(state.global_step, total_steps, config.optimiser.warmup)
-    set_rates(training.optimisers, factor)
-    for optimiser in training.optimisers:
-        optimiser.step()
-    return {name: float(value.detach()) for name, value in losses.items()}
-
-
 def _refresh(training: Training) -> None:
-    queries, _ = embed(training.model, training.queries, training.device.device, "encoding queries")
-    labels, _ = embed(training.model, training.labels, training.device.device, "encoding labels")
+    config, device = training.config, training.device.device
+    (queries,) = embed(training.model, training.queries, device, "encoding queries")
+    if config.heads == "classifier":
+        table = training.classifiers["narrow"]
+        query_vectors, label_vectors = normalised(queries.phi_c), normalised(table.table(0, table.labels))
+    else:
+        (labels,) = embed(training.model, training.labels, device, "encoding labels")
+        query_vectors, label_vectors = queries.phi_d, labels.phi_d
     training.plan = make_plan(
-        queries,
-        labels,
-        training.clicks,
-        training.config.batch,
-        training.config.seed,
+        query_vectors,
+        label_vectors.to(device),
+        training.targets,
+        config.batch,
+        config.seed,
         training.state.epoch,
         training.device.threads,
     )
@@ -172,7 +159,7 @@ def _run_epoch(training: Training, saved_at: float) -> float:
     order = stream(config.seed, EPOCH_STREAM, state.epoch)
     batches = epoch_batches(training.plan.clusters, config.batch.queries, order)
     training.model.train()
-    with progress(f"epoch {state.epoch + 1}/{config.epochs}", training.clicks.shape[0], "queries") as bar:
+    with progress(f"epoch {state.epoch + 1}/{config.epochs}", training.targets.shape[0], "queries") as bar:
         bar.advance(sum(len(rows) for rows in batches[: state.step]))
         for rows in batches[state.step :]:
             losses = train_step(training, rows)

@@ -1,58 +1,100 @@
-"""The two heads over one encoder, and the vectors that are served (UniDEC, section 2.3)."""
+"""The two heads over one encoder, narrow and wide, and the vectors that are served (UniDEC, section 2.3)."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from trainer.config import BagEncoderConfig, TrainConfig, TransformerEncoderConfig
-from trainer.encoders import pretrained
-from trainer.encoders.bag import BagEncoder
+from trainer.config import TrainConfig
 from trainer.encoders.base import Encoder, TextBatch
-from trainer.encoders.transformer import TransformerEncoder, check_split
+from trainer.encoders.build import empty_encoder, new_encoder
 
 
-class DualHeadModel(nn.Module):
+class HeadVectors(NamedTuple):
+    """What a pair of heads makes of n texts.
+
+    Attributes:
+        phi_d: Φ_D, float (n, d), unit length; d = 0 where that head is switched off.
+        phi_c: Φ_C, float (n, c), of any length; c = 0 likewise.
+    """
+
+    phi_d: torch.Tensor
+    phi_c: torch.Tensor
+
+    def served(self) -> torch.Tensor:
+        """[Φ_D ⊕ N(Φ_C)], float (n, d + c): the retrieval vector of a query."""
+        parts = [part for part in (self.phi_d, normalised(self.phi_c)) if part.shape[1]]
+        return torch.cat(parts, dim=1)
+
+
+class HeadPair(nn.Module):
     """Φ_D(x) = N(g1(Φ(x))) and Φ_C(x) = g2(Φ(x)); g1 = Linear, Tanh, Dropout; g2 = Linear, Dropout.
 
     Args:
-        encoder: Φ.
-        dim: width of the served vector; each head has half of it.
-        head_dropout: of both heads, in training.
+        width: of Φ.
+        d: width of Φ_D; 0 for none.
+        c: width of Φ_C; 0 for none.
+        dropout: of both heads, in training.
     """
 
-    def __init__(self, encoder: Encoder, dim: int, head_dropout: float):
+    def __init__(self, width: int, d: int, c: int, dropout: float):
+        super().__init__()
+        self.d, self.c = d, c
+        self.g1 = nn.Sequential(nn.Linear(width, d), nn.Tanh(), nn.Dropout(dropout)) if d else None
+        self.g2 = nn.Sequential(nn.Linear(width, c), nn.Dropout(dropout)) if c else None
+
+    def forward(self, phi: torch.Tensor, *, classifier: bool = True) -> HeadVectors:
+        """Both heads' vectors of Φ(x), float (n, width); without Φ_C if `classifier` is false."""
+        none = phi[:, :0]
+        phi_d = none if self.g1 is None else normalised(self.g1(phi))
+        phi_c = none if self.g2 is None or not classifier else self.g2(phi)
+        return HeadVectors(phi_d, phi_c)
+
+
+class DualHeadModel(nn.Module):
+    """Φ with one pair of heads (narrow: what is searched), or two (and wide: what re-scores).
+
+    Args:
+        encoder: Φ.
+        widths: (Φ_D, Φ_C) widths of each pair, the narrow one first.
+        head_dropout: of all heads, in training.
+    """
+
+    def __init__(self, encoder: Encoder, widths: Sequence[tuple[int, int]], head_dropout: float):
         super().__init__()
         self.encoder = encoder
-        self.head_width = dim // 2
-        self.g1 = nn.Sequential(nn.Linear(encoder.width, dim // 2), nn.Tanh(), nn.Dropout(head_dropout))
-        self.g2 = nn.Sequential(nn.Linear(encoder.width, dim // 2), nn.Dropout(head_dropout))
+        self.widths = tuple(widths)
+        self.heads = nn.ModuleList(HeadPair(encoder.width, d, c, head_dropout) for d, c in widths)
 
-    def heads(self, phi: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Φ_D (unit length) and Φ_C (any length), float (n, dim/2) each, from Φ(x)."""
-        return normalised(self.g1(phi)), self.g2(phi)
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[HeadVectors, ...]:
+        """Each pair's vectors of int64 (n, t) token ids and mask."""
+        phi = self.encoder(input_ids, attention_mask)
+        return tuple(pair(phi) for pair in self.heads)
 
-    def forward(
+    def encode(self, batch: TextBatch, *, classifier: bool = True) -> tuple[HeadVectors, ...]:
+        """Each pair's vectors of a training batch; without Φ_C, as for labels, if `classifier` is false."""
+        phi = self.encoder.encode(batch)
+        return tuple(pair(phi, classifier=classifier) for pair in self.heads)
+
+    def query_vectors(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Φ_D and Φ_C of int64 (n, t) token ids and mask."""
-        return self.heads(self.encoder(input_ids, attention_mask))
-
-    def encode(self, batch: TextBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Φ_D and Φ_C of a training batch."""
-        return self.heads(self.encoder.encode(batch))
-
-    def query_vectors(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """[Φ_D(x) ⊕ N(Φ_C(x))], float (n, dim): what is searched with."""
-        phi_d, phi_c = self(input_ids, attention_mask)
-        return torch.cat([phi_d, normalised(phi_c)], dim=1)
+    ) -> tuple[torch.Tensor, ...]:
+        """[Φ_D(x) ⊕ N(Φ_C(x))] of each pair, float (n, dim): what is searched with, and what re-scores."""
+        return tuple(vectors.served() for vectors in self(input_ids, attention_mask))
 
 
 def normalised(x: torch.Tensor) -> torch.Tensor:
     """N(x): each row at unit length; a zero row stays zero."""
     return nn.functional.normalize(x, dim=1, eps=1e-12)
+
+
+def widths_of(config: TrainConfig) -> list[tuple[int, int]]:
+    """(Φ_D, Φ_C) widths of the pairs of heads a configuration asks for."""
+    dims = [config.dim, config.wide_dim] if config.wide_dim else [config.dim]
+    return [config.split_width(dim) for dim in dims]
 
 
 def new_model(config: TrainConfig) -> tuple[DualHeadModel, dict[str, Any]]:
@@ -61,42 +103,10 @@ def new_model(config: TrainConfig) -> tuple[DualHeadModel, dict[str, Any]]:
     Raises:
         ConfigError: the pretrained encoder can't be loaded or does not fit the configuration.
     """
-    encoder: Encoder
-    if isinstance(config.encoder, BagEncoderConfig):
-        words = pretrained.load_word_vectors(config.encoder.pretrained)
-        architecture: dict[str, Any] = {"vocabulary": words.shape[0], "width": words.shape[1]}
-        encoder = _bag(config.encoder, architecture)
-        encoder.words.weight.data.copy_(words)
-    else:
-        architecture = pretrained.transformer_config(config.encoder.pretrained)
-        encoder = TransformerEncoder(
-            pretrained.load_transformer(config.encoder.pretrained),
-            config.encoder.pooling,
-            config.encoder.frozen_layers,
-        )
-        if config.encoder.frozen_layers:
-            check_split(encoder)
-    return DualHeadModel(encoder, config.dim, config.head_dropout), architecture
+    encoder, architecture = new_encoder(config.encoder)
+    return DualHeadModel(encoder, widths_of(config), config.head_dropout), architecture
 
 
 def empty_model(config: TrainConfig, architecture: dict[str, Any]) -> DualHeadModel:
     """A model of the right shape for a checkpoint's weights; reads nothing from disk or hub."""
-    encoder: Encoder
-    if isinstance(config.encoder, BagEncoderConfig):
-        encoder = _bag(config.encoder, architecture)
-    else:
-        encoder = _empty_transformer(config.encoder, architecture)
-    return DualHeadModel(encoder, config.dim, config.head_dropout)
-
-
-def _bag(config: BagEncoderConfig, architecture: dict[str, Any]) -> BagEncoder:
-    return BagEncoder(architecture["vocabulary"], architecture["width"], config.dropout, config.word_dropout)
-
-
-def _empty_transformer(config: TransformerEncoderConfig, architecture: dict[str, Any]) -> TransformerEncoder:
-    from transformers import AutoConfig, AutoModel
-
-    fields = {name: value for name, value in architecture.items() if name != "model_type"}
-    shape = AutoConfig.for_model(architecture["model_type"], **fields)
-    model = AutoModel.from_config(shape, attn_implementation="eager").float()
-    return TransformerEncoder(model, config.pooling, config.frozen_layers)
+    return DualHeadModel(empty_encoder(config.encoder, architecture), widths_of(config), config.head_dropout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,35 +21,42 @@ def learning_rate_factor(step: int, total: int, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, total - rising)))
 
 
-def sparse_parameters(model: DualHeadModel) -> dict[str, nn.Parameter]:
-    """The model's tables with sparse gradients (the bag's word vectors), by name."""
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and m.sparse}
-    return {name: value for name, value in model.named_parameters() if id(value) in tables}
+def sparse_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The module's tables with sparse gradients (word vectors, Ψ), by name."""
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding) and m.sparse}
+    return {name: value for name, value in module.named_parameters() if id(value) in tables}
 
 
 def make_optimisers(
-    model: DualHeadModel, table: nn.Embedding, config: OptimiserConfig
-) -> tuple[torch.optim.AdamW, RowAdam]:
-    """AdamW over what is dense and RowAdam over Ψ and word vectors; each group keeps its own `base_lr`."""
-    sparse = sparse_parameters(model)
-    groups = []
-    for prefix, rate in (("encoder.", config.encoder_lr), ("g1.", config.heads_lr), ("g2.", config.heads_lr)):
-        named = [
-            (name, value)
-            for name, value in model.named_parameters()
-            if name.startswith(prefix) and name not in sparse and value.requires_grad
-        ]
-        matrices = [value for _, value in named if value.dim() > 1]
-        vectors = [value for _, value in named if value.dim() <= 1]
-        groups.append({"params": matrices, "lr": rate, "base_lr": rate, "weight_decay": config.weight_decay})
-        groups.append({"params": vectors, "lr": rate, "base_lr": rate, "weight_decay": 0.0})
-    dense = torch.optim.AdamW([group for group in groups if group["params"]])
-    tables = [{"params": [table.weight], "lr": config.table_lr, "base_lr": config.table_lr}]
-    if sparse:
-        rate = config.encoder_lr
-        tables.append({"params": list(sparse.values()), "lr": rate, "base_lr": rate})
-    rows = RowAdam(tables, lr=config.table_lr)
-    return dense, rows
+    model: DualHeadModel, classifiers: nn.Module, config: OptimiserConfig
+) -> tuple[torch.optim.Optimizer, ...]:
+    """AdamW over what is dense and RowAdam over Ψ and word vectors, where there are such.
+
+    Each group keeps its own `base_lr`.
+    """
+    rates = (
+        (model.encoder, config.encoder_lr),
+        (model.heads, config.heads_lr),
+        (classifiers, config.table_lr),
+    )
+    dense: list[dict[str, Any]] = []
+    tables: list[dict[str, Any]] = []
+    for module, rate in rates:
+        sparse = sparse_parameters(module)
+        named = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
+        others = [value for name, value in named if name not in sparse]
+        matrices = [value for value in others if value.dim() > 1]
+        vectors = [value for value in others if value.dim() <= 1]
+        common = {"lr": rate, "base_lr": rate}
+        dense.append({"params": matrices, "weight_decay": config.weight_decay, **common})
+        dense.append({"params": vectors, "weight_decay": 0.0, **common})
+        tables.append({"params": [value for name, value in named if name in sparse], **common})
+    made: list[torch.optim.Optimizer] = []
+    if dense := [group for group in dense if group["params"]]:
+        made.append(torch.optim.AdamW(dense))
+    if tables := [group for group in tables if group["params"]]:
+        made.append(RowAdam(tables, lr=config.table_lr))
+    return tuple(made)
 
 
 def set_rates(optimisers: tuple[torch.optim.Optimizer, ...], factor: float) -> None:

@@ -13,7 +13,7 @@ from trainer.config import BatchConfig
 from trainer.mining import mine_hard_negatives
 
 # Streams of the run's random numbers, so that each use has its own and none depends on how many were drawn.
-CLUSTER_STREAM, EPOCH_STREAM, STEP_STREAM, INIT_STREAM = range(4)
+CLUSTER_STREAM, EPOCH_STREAM, STEP_STREAM, INIT_STREAM, CODE_STREAM, GANDALF_STREAM = range(6)
 
 
 def stream(seed: int, *place: int) -> np.random.Generator:
@@ -37,18 +37,18 @@ class Plan:
 def make_plan(
     queries: torch.Tensor,
     labels: torch.Tensor,
-    clicks: sp.csr_matrix,
+    targets: sp.csr_matrix,
     config: BatchConfig,
     seed: int,
     epoch: int,
     threads: int,
 ) -> Plan:
-    """Cluster the queries and mine their hard negatives, both by Φ_D (Algorithm 1, `e % τ is 0`).
+    """Cluster the queries and mine their hard negatives (Algorithm 1, `e % τ is 0`).
 
     Args:
-        queries: Φ_D of the training queries, float (N, d/2).
-        labels: Φ_D of all labels, float (L, d/2).
-        clicks: CSR (N, L) training pairs.
+        queries: Φ_D of the training queries, float (N, d); N(Φ_C) where the classifier trains alone.
+        labels: Φ_D of all labels, float (L, d); N(Ψ) likewise.
+        targets: CSR (N, L) of the training set.
         config: batch sizes, η, τ.
         seed: the run's.
         epoch: the epoch that begins.
@@ -59,5 +59,5 @@ def make_plan(
     keep = min(config.hard_negatives * config.refresh, len(labels))
     if keep == 0:
         return Plan(clusters, np.zeros((len(clusters), 0), dtype=np.int32))
-    hard = mine_hard_negatives(queries, labels, clicks, keep, config.exact_mining_up_to, threads)
+    hard = mine_hard_negatives(queries, labels, targets, keep, config.exact_mining_up_to, threads)
     return Plan(clusters, hard)

@@ -15,11 +15,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from bidmatch.base.files import atomic_file
+from trainer.evaluate import served_view
 
 VIEW_NAMES = {
     "dual_encoder": "Φ_D (dual encoder)",
     "classifier": "Φ_C (classifier)",
-    "concatenation": "Φ_D ⊕ N(Φ_C) (served)",
+    "concatenation": "Φ_D ⊕ N(Φ_C)",
+    "rescored": "its best, re-scored wide",
+    "wide": "wide heads alone",
 }
 BIN_NAMES = {
     "head": "head (> 100 training queries)",
@@ -30,6 +33,16 @@ _SUMMARY = ("P@1", "P@3", "P@5", "PSP@1", "PSP@5", "nDCG@5", "recall@10", "recal
 _CURVES = ("P@1", "P@5", "PSP@5", "recall@10")
 
 
+def named_views(views: dict[str, Any]) -> dict[str, str]:
+    """Titles of the views that were measured, in the order they are shown; the served one says so."""
+    best = served_view(views)
+    return {
+        view: f"{title} (served)" if view == best else title
+        for view, title in VIEW_NAMES.items()
+        if view in views
+    }
+
+
 def summary_lines(report: dict[str, Any]) -> list[str]:
     """The final figures as lines of a table, for a terminal."""
     part = report["test"] or report["validation"]
@@ -38,10 +51,10 @@ def summary_lines(report: dict[str, Any]) -> list[str]:
     which = "held-out" if report["test"] else "validation"
     a, b = report["propensity"]["A"], report["propensity"]["B"]
     lines = [f"{part['queries']:,} {which} queries, exact search; propensity A = {a}, B = {b}"]
-    lines.append(f"{'':24}" + "".join(f"{name:>11}" for name in _SUMMARY))
-    for view, title in VIEW_NAMES.items():
+    lines.append(f"{'':34}" + "".join(f"{name:>11}" for name in _SUMMARY))
+    for view, title in named_views(part["metrics"]).items():
         row = part["metrics"][view]
-        lines.append(f"{title:24}" + "".join(f"{row[name]:11.1f}" for name in _SUMMARY))
+        lines.append(f"{title:34}" + "".join(f"{row[name]:11.1f}" for name in _SUMMARY))
     return lines
 
 
@@ -66,14 +79,19 @@ def _chart(title: str, series: dict[str, list[float]], y_label: str) -> str:
 def _charts(history: list[dict[str, Any]]) -> list[str]:
     if not history:
         return []
-    names = {"total": "L", "dual_encoder": "L_D", "classifier": "L_C"}
-    losses = {title: [record["loss"][name] for record in history] for name, title in names.items()}
+    names = {"total": "L", "dual_encoder": "L_D", "classifier": "L_C", "served": "L_served", "wide": "L_wide"}
+    losses = {
+        title: [record["loss"][name] for record in history]
+        for name, title in names.items()
+        if name in history[0]["loss"]
+    }
     charts = [_chart("Loss", losses, "mean over the epoch")]
     measured = [record["validation"] for record in history if "validation" in record]
     if measured:
         for metric in _CURVES:
             series = {
-                title: [views[view][metric] for views in measured] for view, title in VIEW_NAMES.items()
+                title: [views[view][metric] for views in measured]
+                for view, title in named_views(measured[0]).items()
             }
             charts.append(_chart(f"{metric}, validation queries", series, "percent"))
     return charts
@@ -97,7 +115,9 @@ def write_report(run: Path, report: dict[str, Any]) -> None:
     html = page.render(
         report=report,
         charts=_charts(report["history"]),
-        view_names=VIEW_NAMES,
+        view_names=named_views(
+            (report["test"] or report["validation"] or {"metrics": {"concatenation": 0}})["metrics"]
+        ),
         bin_names=BIN_NAMES,
         config=yaml.safe_dump(report["config"], sort_keys=False),
     )

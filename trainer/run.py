@@ -38,19 +38,23 @@ from trainer.checkpoint import (
     write_interactions,
     write_table,
 )
+from trainer.classifiers.build import make_codes
+from trainer.classifiers.pairs import new_classifiers
 from trainer.config import TrainConfig, validate_config
 from trainer.corpus import TextSource, TokenSource, activation_source, keys_of, token_source
 from trainer.data.dataset import Dataset, Interactions
 from trainer.data.split import split_by_query
 from trainer.devices import Device, choose_device
+from trainer.distributed import Workers
 from trainer.embed import embed
+from trainer.encoders.build import uses_special_tokens
 from trainer.encoders.pretrained import load_tokenizer
 from trainer.encoders.transformer import TransformerEncoder
-from trainer.evaluate import metrics_by_frequency, metrics_of, rankings
+from trainer.evaluate import metrics_by_frequency, metrics_of, rankings, served_view
 from trainer.loop import Training, resume, start_table, train
 from trainer.metrics import propensities
-from trainer.model import DualHeadModel, new_model
-from trainer.plan import INIT_STREAM, stream
+from trainer.model import DualHeadModel, new_model, normalised
+from trainer.plan import CODE_STREAM, INIT_STREAM, stream
 from trainer.report import write_report
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hnswlib", "pyarrow")
@@ -161,12 +165,21 @@ def _begin(run: Path, config: TrainConfig, dataset: Dataset) -> None:
         partial.write_bytes(orjson.dumps(info, option=orjson.OPT_INDENT_2))
 
 
-def _check_data(dataset: Dataset) -> None:
+def _check_data(dataset: Dataset, config: TrainConfig) -> None:
     if len(dataset.train) < 2 or dataset.train.clicks.nnz == 0 or len(dataset.phrases) < 2:
         raise InputError(
             f"too little to learn from: {len(dataset.train)} training queries, "
             f"{len(dataset.phrases)} phrases",
             hint="At least two of each are needed; real quality begins in the thousands.",
+        )
+    labels, batch = len(dataset.phrases), config.batch
+    if batch.all_labels and labels > batch.all_labels_up_to and config.heads != "dual_encoder":
+        # Scores, targets, and the gradients of both, in float32; the table's own rows and their gradient.
+        gigabytes = (4 * batch.queries * labels + 2 * labels * config.split_width(config.dim)[1]) * 4 / 1e9
+        raise ConfigError(
+            f"batch.all_labels scores every query with all {labels:,} labels, and {gigabytes:,.1f} GB would be "
+            f"taken by each step; it is for up to {batch.all_labels_up_to:,} labels",
+            hint="Leave it off (a pool of labels is scored instead), or raise batch.all_labels_up_to.",
         )
 
 
@@ -200,7 +213,7 @@ def run_training(
         ConfigError: the folder holds a run with other settings or data.
         InputError: the data is too small to train on.
     """
-    _check_data(dataset)
+    _check_data(dataset, config)
     device = choose_device(config)
     start = _fresh_model(config)
     with _locked(run):
@@ -212,7 +225,7 @@ def run_training(
             _check_resumable(run, config, dataset)
         else:
             _begin(run, config, dataset)
-        report = _finished_report(run) or _train(config, run, device, start)
+        report = _finished_report(run) or _train(config, run, device, start, Workers())
         # The activations are derived data, and larger than all the rest.
         shutil.rmtree(run / "cache", ignore_errors=True)
         return report
@@ -234,9 +247,23 @@ def _fresh_model(config: TrainConfig) -> tuple[Tokenizer, DualHeadModel, dict[st
         ConfigError: the pretrained encoder can't be loaded.
     """
     torch.manual_seed(int(stream(config.seed, INIT_STREAM).integers(2**63)))
-    special = config.encoder.kind != "bag"
-    tokenizer = load_tokenizer(config.encoder.pretrained, config.max_tokens, special_tokens=special)
+    tokenizer = load_tokenizer(
+        config.encoder.pretrained,
+        config.max_tokens,
+        special_tokens=uses_special_tokens(config.encoder),
+    )
     return tokenizer, *new_model(config)
+
+
+def _codes(
+    config: TrainConfig, model: DualHeadModel, phrases: TextSource, device: Device, labels: int
+) -> torch.Tensor | None:
+    """Local labels of Multi-Head Encoding, from where the label texts lie before the first step."""
+    if config.classifier.kind == "table" or config.heads == "dual_encoder":
+        return None
+    (vectors,) = embed(model, phrases, device.device, "encoding labels for their codes")
+    embeddings = vectors.phi_d if vectors.phi_d.shape[1] else normalised(vectors.phi_c)
+    return make_codes(config.classifier, embeddings, labels, stream(config.seed, CODE_STREAM))
 
 
 def _finished_report(run: Path) -> dict[str, Any] | None:
@@ -254,6 +281,7 @@ def _train(
     run: Path,
     device: Device,
     start: tuple[Tokenizer, DualHeadModel, dict[str, Any]],
+    workers: Workers,
 ) -> dict[str, Any]:
     tokenizer, model, architecture = start
     say(f"device {device.device}, {'bf16' if device.bf16 else 'fp32'}, {device.threads} threads")
@@ -266,19 +294,24 @@ def _train(
     tokens = {name: token_source(tokenizer, part.queries, f"{name} queries") for name, part in parts.items()}
     tokens["phrases"] = token_source(tokenizer, keys_of(phrases), "phrases")
     sources = _sources(run, model.encoder, device, tokens)
-    table = nn.Embedding(len(phrases), config.dim // 2, sparse=True, device=device.device)
-    nn.init.normal_(table.weight, std=(config.dim // 2) ** -0.5)
+    found = checkpoints(run)
+    codes = None if found else _codes(config, model, sources["phrases"], device, len(phrases))
+    classifiers = new_classifiers(config, len(phrases), codes)
+    classifiers.to("cpu" if config.table_device == "cpu" else device.device)
+    targets = parts["train"].clicks.astype(np.float32)
+    targets.data[:] = 1.0  # click weights decide which pairs there are, not how much each counts
     training = Training(
         config,
         device,
         run,
         model,
-        table,
+        classifiers,
         architecture,
         tokenizer,
         sources["train"],
         sources["phrases"],
-        parts["train"].clicks,
+        targets,
+        workers,
     )
     # Others train on the validation queries too, so frequencies count them: figures then compare.
     known = sp.vstack([parts["train"].clicks, parts["validation"].clicks])
@@ -286,9 +319,10 @@ def _train(
     propensity = propensities(counts, known.shape[0], config.propensity_a, config.propensity_b)
 
     def measure(name: str) -> dict[str, Any]:
-        label_d, _ = embed(model, sources["phrases"], device.device, "encoding labels")
-        query_d, query_c = embed(model, sources[name], device.device, f"encoding {name} queries")
-        found = rankings(query_d, query_c, label_d, table.weight.detach())
+        labels = embed(model, sources["phrases"], device.device, "encoding labels", wide=True)
+        queries = embed(model, sources[name], device.device, f"encoding {name} queries", wide=True)
+        tables = [classifier.table(0, len(phrases)) for classifier in classifiers.values()]
+        found = rankings(queries, labels, tables)
         truth = parts[name].clicks
         return {
             "queries": len(parts[name]),
@@ -300,7 +334,7 @@ def _train(
         if not len(parts["validation"]):
             return {}
         metrics = measure("validation")["metrics"]
-        best = metrics["concatenation"]
+        best = metrics[served_view(metrics)]
         loss = training.state.loss_sums["total"] / training.state.step
         say(
             f"epoch {training.state.epoch + 1}/{config.epochs}: loss {loss:.3f}; validation "
@@ -308,11 +342,11 @@ def _train(
         )
         return {"validation": metrics}
 
-    if not resume(training) and config.table_from_text:
+    if not resume(training) and config.table_from_text and classifiers:
         start_table(training)
     if training.state.finished:
         say(f"{run}: training is finished already; its report is made again")
-        restore_weights(checkpoints(run)[-1], model, table)
+        restore_weights(checkpoints(run)[-1], model, classifiers)
     else:
         train(training, after_epoch)
     report = {

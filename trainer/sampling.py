@@ -16,8 +16,9 @@ class LabelPool:
 
     Attributes:
         labels: L_B, int64 (m,), distinct, ascending.
-        positives: P^B, float32 (n, m): 1 where label and query are a pair of the log, whether the label came
-            in as this query's sampled positive, another query's, or a hard negative.
+        positives: P^B, float32 (n, m): the target of each pair of the training set (1 in a click log),
+            whether the label came in as this query's sampled positive, another query's, or a hard negative;
+            0 elsewhere.
     """
 
     labels: np.ndarray
@@ -34,12 +35,12 @@ def sample_in_rows(valid: np.ndarray, count: int, rng: np.random.Generator) -> n
 
 
 def sample_positives(
-    clicks: sp.csr_matrix, rows: np.ndarray, count: int, rng: np.random.Generator
+    targets: sp.csr_matrix, rows: np.ndarray, count: int, rng: np.random.Generator
 ) -> np.ndarray:
     """P̂: labels of at most `count` positives of each query, joined, int64 (with repeats)."""
-    flat, mask = ragged_positions(clicks.indptr, rows)
+    flat, mask = ragged_positions(targets.indptr, rows)
     chosen = sample_in_rows(mask, count, rng)
-    return clicks.indices[flat[chosen[mask]]].astype(np.int64)
+    return targets.indices[flat[chosen[mask]]].astype(np.int64)
 
 
 def sample_hard_negatives(hard: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -49,27 +50,27 @@ def sample_hard_negatives(hard: np.ndarray, count: int, rng: np.random.Generator
     return hard[sample_in_rows(hard >= 0, count, rng)].astype(np.int64)
 
 
-def positives_in_pool(clicks: sp.csr_matrix, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """P_i ∩ L_B for each query as float32 (n, m). Its cost depends on the batch, not on the number of labels.
+def positives_in_pool(targets: sp.csr_matrix, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Targets of P_i ∩ L_B for each query, float32 (n, m). Its cost depends on the batch alone.
 
     Args:
-        clicks: CSR (N, L).
+        targets: CSR (N, L) of the training set.
         rows: int64 (n,) query rows.
         labels: int64 (m,) distinct, ascending.
     """
-    flat, mask = ragged_positions(clicks.indptr, rows)
-    owned = clicks.indices[flat]
+    flat, mask = ragged_positions(targets.indptr, rows)
+    owned = targets.indices[flat]
     query = np.nonzero(mask)[0]
     place = np.searchsorted(labels, owned)
     place[place == len(labels)] = 0
     found = labels[place] == owned
     positives = np.zeros((len(rows), len(labels)), dtype=np.float32)
-    positives[query[found], place[found]] = 1.0
+    positives[query[found], place[found]] = targets.data[flat[found]]
     return positives
 
 
 def label_pool(
-    clicks: sp.csr_matrix,
+    targets: sp.csr_matrix,
     rows: np.ndarray,
     hard: np.ndarray,
     positives: int,
@@ -79,14 +80,22 @@ def label_pool(
     """L_B = ∪ P̂_i ∪ Ĥ_i and P_i^B = P_i ∩ L_B of one batch.
 
     Args:
-        clicks: CSR (N, L) of the training pairs.
+        targets: CSR (N, L) of the training set.
         rows: int64 (n,) query rows of the batch.
         hard: int32 (n, η·τ), the batch's rows of H.
         positives: β.
         hard_negatives: η.
         rng: the source of both samples.
     """
-    sampled = sample_positives(clicks, rows, positives, rng)
+    sampled = sample_positives(targets, rows, positives, rng)
     mined = sample_hard_negatives(hard, hard_negatives, rng)
     labels = np.unique(np.concatenate([sampled, mined]))
-    return LabelPool(labels, positives_in_pool(clicks, rows, labels))
+    return LabelPool(labels, positives_in_pool(targets, rows, labels))
+
+
+def widened(pool: LabelPool, targets: sp.csr_matrix, rows: np.ndarray, further: np.ndarray) -> LabelPool:
+    """The pool with further labels, int64 with repeats: the classifier's, which costs no encoding."""
+    if not len(further):
+        return pool
+    labels = np.union1d(pool.labels, further)
+    return LabelPool(labels, positives_in_pool(targets, rows, labels))

@@ -1,54 +1,105 @@
-"""The four terms of Algorithm 1, joined."""
+"""The terms of Algorithm 1 for one pair of heads, and what joins a narrow and a wide pair."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import kl_div, log_softmax
 
 from trainer.config import LossConfig
 from trainer.losses.bce import bce
-from trainer.losses.decoupled import decoupled
-from trainer.losses.supcon import supcon
+from trainer.losses.by_name import Loss, loss_at
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-MULTI_CLASS: dict[str, Loss] = {"supcon": supcon, "decoupled": decoupled}
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of a batch by one pair of heads, divided by their temperatures; None where a head is off.
+
+    Attributes:
+        dual_encoder: float (n, m), Φ_D of the queries with Φ_D of the pool L_B.
+        classifier: float (n, m'), Φ_C of the queries with Ψ of the classifier's pool.
+        served: float (n, m), the sum of both cosines on L_B, divided by the dual encoder's temperature.
+    """
+
+    dual_encoder: torch.Tensor | None
+    classifier: torch.Tensor | None
+    served: torch.Tensor | None
 
 
 def symmetric(loss: Loss, scores: torch.Tensor, positives: torch.Tensor, q2l: float) -> torch.Tensor:
     """λ·loss(queries to labels) + (1-λ)·loss(labels to queries), with λ = `q2l`."""
-    return q2l * loss(scores, positives) + (1 - q2l) * loss(scores.T, positives.T)
+    total = scores.new_zeros(())
+    if q2l > 0:
+        total = total + q2l * loss(scores, positives, None)
+    if q2l < 1:
+        total = total + (1 - q2l) * loss(scores.T, positives.T, None)
+    return total
 
 
 def unidec_loss(
-    phi_d_x: torch.Tensor,
-    phi_d_z: torch.Tensor,
-    phi_c_x: torch.Tensor,
-    psi: torch.Tensor,
+    scores: Scores,
     positives: torch.Tensor,
+    classifier_positives: torch.Tensor,
     config: LossConfig,
+    own_loss: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """L = λ·L_D + (1-λ)·L_C and its parts (UniDEC, Algorithm 1).
+    """L = λ·L_D + (1-λ)·L_C, and a term on the served score where it is asked for (Algorithm 1).
+
+    With one head alone its loss is the whole.
 
     Args:
-        phi_d_x: Φ_D of the queries, float (n, d/2), unit length.
-        phi_d_z: Φ_D of the label pool L_B, float (m, d/2), unit length.
-        phi_c_x: Φ_C of the queries, float (n, d/2).
-        psi: Ψ's rows of the label pool, float (m, d/2).
-        positives: P^B, float (n, m).
+        scores: of one pair of heads.
+        positives: P^B on L_B, float (n, m).
+        classifier_positives: positives on the classifier's pool, float (n, m').
         config: weights, temperatures and kinds.
+        own_loss: L_C as the classifier itself defines it (Multi-Head Encoding), instead of a loss of scores.
 
     Returns:
-        scalars under `total`, `dual_encoder`, `classifier`.
+        scalars under `total`, and under `dual_encoder`, `classifier`, `served` where there are such.
     """
-    if config.normalise_classifier:
-        phi_c_x = torch.nn.functional.normalize(phi_c_x, dim=1)
-        psi = torch.nn.functional.normalize(psi, dim=1)
-    scores_d = phi_d_x @ phi_d_z.T / config.temperature
-    scores_c = phi_c_x @ psi.T / config.classifier_temperature
-    loss_d = symmetric(MULTI_CLASS[config.dual_encoder], scores_d, positives, config.dual_encoder_q2l)
-    loss_c = symmetric(MULTI_CLASS[config.classifier], scores_c, positives, config.classifier_q2l)
-    if config.auxiliary_bce:
-        loss_c = loss_c + config.auxiliary_bce * bce(scores_c, positives)
-    total = config.weight * loss_d + (1 - config.weight) * loss_c
-    return {"total": total, "dual_encoder": loss_d, "classifier": loss_c}
+    parts: dict[str, torch.Tensor] = {}
+    if scores.dual_encoder is not None:
+        parts["dual_encoder"] = symmetric(
+            loss_at(config.dual_encoder, config.temperature),
+            scores.dual_encoder,
+            positives,
+            config.dual_encoder_q2l,
+        )
+    if own_loss is not None:
+        parts["classifier"] = own_loss
+    elif scores.classifier is not None:
+        parts["classifier"] = symmetric(
+            loss_at(config.classifier, config.classifier_temperature),
+            scores.classifier,
+            classifier_positives,
+            config.classifier_q2l,
+        )
+        if config.auxiliary_bce:
+            extra = bce(scores.classifier, classifier_positives)
+            parts["classifier"] = parts["classifier"] + config.auxiliary_bce * extra
+    if len(parts) == 2:
+        total = config.weight * parts["dual_encoder"] + (1 - config.weight) * parts["classifier"]
+    else:
+        (total,) = parts.values()
+    if config.served and scores.served is not None:
+        parts["served"] = symmetric(
+            loss_at(config.dual_encoder, config.temperature),
+            scores.served,
+            positives,
+            config.dual_encoder_q2l,
+        )
+        total = total + config.served * parts["served"]
+    return {"total": total, **parts}
+
+
+def distillation_loss(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """Mean over queries of KL(teacher ‖ student) over the label pool; no gradient reaches the teacher.
+
+    Args:
+        student: served scores of the narrow heads over their temperature, float (n, m).
+        teacher: likewise of the wide heads.
+    """
+    return kl_div(
+        log_softmax(student, 1), log_softmax(teacher.detach(), 1), reduction="batchmean", log_target=True
+    )

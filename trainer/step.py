@@ -1,0 +1,206 @@
+"""One step of Algorithm 1: pool, vectors, loss, gradients, update.
+
+The loss is computed on vectors alone. Where a batch is encoded in chunks, or by several processes, its
+gradients are first taken with respect to the vectors and then carried through the encoder chunk by chunk
+(gradient caching), so that the memory of a step is bounded by the chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trainer.corpus import TextSource
+from trainer.losses.unidec import Scores, distillation_loss, unidec_loss
+from trainer.model import HeadVectors, normalised
+from trainer.optimise import learning_rate_factor, set_rates
+from trainer.plan import STEP_STREAM, stream
+from trainer.sampling import LabelPool, label_pool, sample_positives, widened
+
+if TYPE_CHECKING:
+    from trainer.loop import Training
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The label pools of a step.
+
+    Attributes:
+        encoder: L_B, whose texts are encoded.
+        classifier: the classifier's pool: L_B, and further labels.
+        columns: int64, where L_B's labels stand in the classifier's pool.
+    """
+
+    encoder: LabelPool
+    classifier: LabelPool
+    columns: np.ndarray
+
+
+def sample_pools(training: Training, rows: np.ndarray, rng: np.random.Generator) -> Pools:
+    """L_B and the classifier's pool for the training queries `rows`, int64."""
+    batch, targets = training.config.batch, training.targets
+    assert training.plan is not None
+    hard = training.plan.hard[rows]
+    pool = label_pool(targets, rows, hard, batch.positives, batch.hard_negatives, rng)
+    further = np.zeros(0, dtype=np.int64)
+    if batch.all_labels:
+        further = np.arange(targets.shape[1])
+    elif training.classifiers:
+        if batch.extra_positives:
+            further = sample_positives(targets, rows, batch.extra_positives, rng)
+        own = training.classifiers["narrow"].extra_labels(targets[rows], rng)
+        further = np.concatenate([further, own])
+    classifier = widened(pool, targets, rows, further)
+    return Pools(pool, classifier, np.searchsorted(classifier.labels, pool.labels))
+
+
+class Vectors:
+    """What the model makes of a batch of texts, and the way back for its gradients.
+
+    Args:
+        training: the run.
+        source: the texts.
+        rows: which of them, int64 (n,).
+        seed: of dropout; the same text gets the same mask however many processes there are, so long as the
+            chunks are the same.
+        classifier: whether Φ_C is needed.
+
+    Attributes:
+        pairs: vectors of all n texts by each pair of heads, float32.
+    """
+
+    def __init__(
+        self, training: Training, source: TextSource, rows: np.ndarray, seed: int, *, classifier: bool
+    ):
+        self._training, self._source, self._rows = training, source, rows
+        self._seed, self._classifier = seed, classifier
+        share = training.workers.share(len(rows))
+        size = training.config.batch.chunk or max(1, share.stop - share.start)
+        self._chunks = [
+            slice(start, min(start + size, share.stop)) for start in range(share.start, share.stop, size)
+        ]
+        self._whole = len(self._chunks) == 1 and training.workers.count == 1
+        if self._whole:
+            self._matrix = self._encode(self._chunks[0])
+        else:
+            with torch.no_grad():
+                own = [self._encode(chunk) for chunk in self._chunks]
+            width = sum(self._widths())
+            joined = torch.cat(own) if own else torch.zeros(0, width, device=training.device.device)
+            self._matrix = training.workers.gather(joined, len(rows)).requires_grad_()
+        self.pairs = self._split(self._matrix)
+
+    def backward(self) -> None:
+        """Carry the vectors' gradients into the model's parameters; call it after the loss's own."""
+        if self._whole or self._matrix.grad is None:
+            return
+        for chunk in self._chunks:
+            self._encode(chunk).backward(self._matrix.grad[chunk])
+
+    def _widths(self) -> list[int]:
+        pairs = self._training.model.widths
+        return [width for d, c in pairs for width in (d, c if self._classifier else 0)]
+
+    def _encode(self, chunk: slice) -> torch.Tensor:
+        training = self._training
+        torch.manual_seed(self._seed + chunk.start)
+        batch = self._source.batch(self._rows[chunk], training.device.device)
+        with training.device.autocast():
+            pairs = training.model.encode(batch, classifier=self._classifier)
+        return torch.cat([part.float() for pair in pairs for part in pair], dim=1)
+
+    def _split(self, matrix: torch.Tensor) -> list[HeadVectors]:
+        parts = torch.split(matrix, self._widths(), dim=1)
+        return [HeadVectors(d, c) for d, c in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def batch_loss(
+    training: Training, queries: list[HeadVectors], labels: list[HeadVectors] | None, pools: Pools
+) -> dict[str, torch.Tensor]:
+    """The step's losses from its vectors: `total` is what is minimised.
+
+    Args:
+        training: the run.
+        queries: of the batch, by each pair of heads.
+        labels: of L_B, likewise; None where the dual encoder is off.
+        pools: of the step.
+    """
+    config, device = training.config.loss, training.device.device
+    positives = torch.from_numpy(pools.encoder.positives).to(device)
+    classifier_positives = positives
+    if pools.classifier is not pools.encoder:
+        classifier_positives = torch.from_numpy(pools.classifier.positives).to(device)
+    columns = torch.from_numpy(pools.columns).to(device)
+    pool = torch.from_numpy(pools.classifier.labels)
+    losses: dict[str, torch.Tensor] = {}
+    served: list[torch.Tensor | None] = []
+    for level, query in enumerate(queries):
+        scores_d = scores_c = both = own = None
+        if labels is not None:
+            cosines_d = query.phi_d @ labels[level].phi_d.T
+            scores_d = cosines_d / config.temperature
+        if training.classifiers:
+            classifier = training.classifiers["wide" if level else "narrow"]
+            own = classifier.loss(
+                query.phi_c,
+                pool,
+                classifier_positives,
+                config.classifier_temperature,
+                config.normalise_classifier,
+            )
+            psi = classifier.rows(pool.to(training.table_device)).to(device)
+            cosines_c = normalised(query.phi_c) @ normalised(psi).T
+            raw = cosines_c if config.normalise_classifier else query.phi_c @ psi.T
+            scores_c = raw / config.classifier_temperature
+            if labels is not None:
+                both = (cosines_d + cosines_c[:, columns]) / config.temperature
+        served.append(both)
+        scores = Scores(scores_d, scores_c, both)
+        found = unidec_loss(scores, positives, classifier_positives, config, own)
+        if level == 0:
+            losses = found
+        else:
+            losses["wide"] = found["total"]
+            losses["total"] = losses["total"] + config.wide * found["total"]
+    if config.distillation and len(served) == 2 and served[0] is not None and served[1] is not None:
+        losses["distillation"] = distillation_loss(served[0], served[1])
+        losses["total"] = losses["total"] + config.distillation * losses["distillation"]
+    return losses
+
+
+def train_step(training: Training, rows: np.ndarray) -> dict[str, float]:
+    """One step on the queries `rows` (int64); returns the losses.
+
+    Its cost depends on the batch and its label pool alone, not on the number of labels (unless the
+    configuration asks the classifier for all of them).
+    """
+    config, state, workers = training.config, training.state, training.workers
+    rng = stream(config.seed, STEP_STREAM, state.epoch, state.step)
+    seeds = [int(seed) for seed in rng.integers(2**62, size=2)]
+    pools = sample_pools(training, rows, rng)
+    with_classifier = bool(training.classifiers)
+    queries = Vectors(training, training.queries, rows, seeds[0], classifier=with_classifier)
+    labels = None
+    if config.heads != "classifier":
+        labels = Vectors(training, training.labels, pools.encoder.labels, seeds[1], classifier=False)
+    losses = batch_loss(training, queries.pairs, labels.pairs if labels else None, pools)
+    for optimiser in training.optimisers:
+        optimiser.zero_grad(set_to_none=True)
+    losses["total"].backward()
+    for vectors in (queries, labels):
+        if vectors is not None:
+            vectors.backward()
+    # The classifier's gradient is that of the whole batch in every process already.
+    workers.sum_gradients(value for value in training.model.parameters() if value.requires_grad)
+    if config.optimiser.max_grad_norm:
+        torch.nn.utils.clip_grad_norm_(training.dense_parameters, config.optimiser.max_grad_norm)
+    total_steps = config.epochs * training.steps_an_epoch
+    set_rates(
+        training.optimisers, learning_rate_factor(state.global_step, total_steps, config.optimiser.warmup)
+    )
+    for optimiser in training.optimisers:
+        optimiser.step()
+    return {name: float(value.detach()) for name, value in losses.items()}
