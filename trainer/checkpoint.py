@@ -22,7 +22,7 @@ from torch import nn
 
 from bidmatch.base.errors import BidmatchError, ConfigError, DamagedError
 from bidmatch.base.files import atomic_dir, atomic_file, remove_partials, sha256_file
-from trainer.classifiers.pairs import new_classifiers
+from trainer.classifiers.pairs import new_classifiers, tables_of
 from trainer.config import TrainConfig, validate_config
 from trainer.data.dataset import Interactions
 from trainer.model import DualHeadModel, empty_model
@@ -332,9 +332,9 @@ def load_run(run: Path) -> TrainedRun:
     model = empty_model(config, architecture)
     classifiers = new_classifiers(config, len(phrases))
     restore_weights(folder, model, classifiers)
-    tables = [classifier.table(0, len(phrases)).numpy() for classifier in classifiers.values()] or [
-        np.zeros((len(phrases), 0), dtype=np.float32)
-    ] * len(model.widths)
+    tables = [table.numpy() for table in tables_of(classifiers)]
+    if not tables:
+        tables = [np.zeros((len(phrases), 0), dtype=np.float32)] * len(model.widths)
     return TrainedRun(
         path=run,
         model=model.eval(),

@@ -15,6 +15,7 @@ from torch import nn
 
 from bidmatch.base.console import progress, say
 from trainer.checkpoint import CheckpointState, checkpoints, read_state, restore_training, save_checkpoint
+from trainer.classifiers.pairs import classifier_at, tables_of
 from trainer.clustering import epoch_batches
 from trainer.config import TrainConfig
 from trainer.corpus import TextSource
@@ -109,8 +110,8 @@ def start_table(training: Training) -> None:
     pairs = embed(
         training.model, training.labels, training.device.device, "starting Ψ from label texts", wide=True
     )
-    for classifier, vectors in zip(training.classifiers.values(), pairs, strict=True):
-        classifier.start_from(vectors.phi_c.to(training.table_device))
+    for level, vectors in enumerate(pairs):
+        classifier_at(training.classifiers, level).start_from(vectors.phi_c.to(training.table_device))
 
 
 def resume(training: Training) -> bool:
@@ -135,8 +136,8 @@ def _refresh(training: Training) -> None:
     config, device = training.config, training.device.device
     (queries,) = embed(training.model, training.queries, device, "encoding queries")
     if config.heads == "classifier":
-        table = training.classifiers["narrow"]
-        query_vectors, label_vectors = normalised(queries.phi_c), normalised(table.table(0, table.labels))
+        table = tables_of(training.classifiers)[0]
+        query_vectors, label_vectors = normalised(queries.phi_c), normalised(table)
     else:
         (labels,) = embed(training.model, training.labels, device, "encoding labels")
         query_vectors, label_vectors = queries.phi_d, labels.phi_d

@@ -39,7 +39,7 @@ from trainer.checkpoint import (
     write_table,
 )
 from trainer.classifiers.build import make_codes
-from trainer.classifiers.pairs import new_classifiers
+from trainer.classifiers.pairs import new_classifiers, tables_of
 from trainer.config import TrainConfig, validate_config
 from trainer.corpus import TextSource, TokenSource, activation_source, keys_of, token_source
 from trainer.data.dataset import Dataset, Interactions
@@ -177,8 +177,8 @@ def _check_data(dataset: Dataset, config: TrainConfig) -> None:
         # Scores, targets, and the gradients of both, in float32; the table's own rows and their gradient.
         gigabytes = (4 * batch.queries * labels + 2 * labels * config.split_width(config.dim)[1]) * 4 / 1e9
         raise ConfigError(
-            f"batch.all_labels scores every query with all {labels:,} labels, and {gigabytes:,.1f} GB would be "
-            f"taken by each step; it is for up to {batch.all_labels_up_to:,} labels",
+            f"batch.all_labels scores every query with all {labels:,} labels, and each step would take "
+            f"{gigabytes:,.1f} GB; it is for up to {batch.all_labels_up_to:,} labels",
             hint="Leave it off (a pool of labels is scored instead), or raise batch.all_labels_up_to.",
         )
 
@@ -321,8 +321,7 @@ def _train(
     def measure(name: str) -> dict[str, Any]:
         labels = embed(model, sources["phrases"], device.device, "encoding labels", wide=True)
         queries = embed(model, sources[name], device.device, f"encoding {name} queries", wide=True)
-        tables = [classifier.table(0, len(phrases)) for classifier in classifiers.values()]
-        found = rankings(queries, labels, tables)
+        found = rankings(queries, labels, tables_of(classifiers))
         truth = parts[name].clicks
         return {
             "queries": len(parts[name]),

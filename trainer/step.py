@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from trainer.classifiers.pairs import classifier_at
 from trainer.corpus import TextSource
 from trainer.losses.unidec import Scores, distillation_loss, unidec_loss
 from trainer.model import HeadVectors, normalised
@@ -51,7 +52,7 @@ def sample_pools(training: Training, rows: np.ndarray, rng: np.random.Generator)
     elif training.classifiers:
         if batch.extra_positives:
             further = sample_positives(targets, rows, batch.extra_positives, rng)
-        own = training.classifiers["narrow"].extra_labels(targets[rows], rng)
+        own = classifier_at(training.classifiers, 0).extra_labels(targets[rows], rng)
         further = np.concatenate([further, own])
     classifier = widened(pool, targets, rows, further)
     return Pools(pool, classifier, np.searchsorted(classifier.labels, pool.labels))
@@ -143,7 +144,7 @@ def batch_loss(
             cosines_d = query.phi_d @ labels[level].phi_d.T
             scores_d = cosines_d / config.temperature
         if training.classifiers:
-            classifier = training.classifiers["wide" if level else "narrow"]
+            classifier = classifier_at(training.classifiers, level)
             own = classifier.loss(
                 query.phi_c,
                 pool,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 
+from trainer.classifiers.base import Classifier
 from trainer.classifiers.build import new_classifier
 from trainer.config import TrainConfig
 
@@ -28,3 +31,14 @@ def new_classifiers(config: TrainConfig, labels: int, codes: torch.Tensor | None
             if width
         }
     )
+
+
+def classifier_at(classifiers: nn.ModuleDict, level: int) -> Classifier:
+    """The classifier of the narrow (0) or the wide (1) pair of heads."""
+    return cast(Classifier, classifiers[PAIRS[level]])
+
+
+def tables_of(classifiers: nn.ModuleDict) -> list[torch.Tensor]:
+    """All of Ψ for each pair of heads, float (L, c), without gradient; none where the classifier is off."""
+    found = [classifier_at(classifiers, level) for level in range(len(classifiers))]
+    return [classifier.table(0, classifier.labels) for classifier in found]
