@@ -67,14 +67,16 @@ class InceptionEncoderConfig(_Strict):
         pretrained: where vocabulary and first word vectors come from, as for `bag`.
         widths: tokens that each group of filters spans.
         filters: filters of each width.
+        pooling: over the tokens, the highest or the mean of each feature.
         dropout: on the pooled features, in training.
         word_dropout: probability that a word piece is left out of a text, in training.
     """
 
     kind: Literal["inception"] = "inception"
     pretrained: str = "minilm-l6"
-    widths: tuple[int, ...] = Field((1, 2, 3), min_length=1)
+    widths: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field((1, 2, 3), min_length=1)
     filters: int = Field(128, ge=1)
+    pooling: Literal["max", "mean"] = "max"
     dropout: float = Field(0.0, ge=0, lt=1)
     word_dropout: float = Field(0.0, ge=0, lt=1)
 
@@ -176,7 +178,11 @@ class GandalfConfig(_Strict):
         enabled: whether there are any.
         graph: `conditional`: G_ij/G_jj; `random_walk`: the same of a graph smoothed by a random walk;
             `glas`: the symmetrised σ(S); `self`: each label text belongs to its own label alone.
-        delta: δ, targets at or below it are dropped.
+        delta: δ, targets at or below it are dropped (of `glas`: pairs whose S is).
+        most: targets of a label text at most, the largest ones; 0: all. It bounds memory where queries with
+            thousands of clicks make thousands of partners for each of their labels.
+        walk_length: ω, steps of the random walk from each label.
+        restart: probability that a step of the walk begins at its first label again.
         share: share of the labels whose texts are used.
         sampling: which ones: drawn at random, or the rarest first.
         alone: train on the label texts only, without the log's queries.
@@ -185,6 +191,9 @@ class GandalfConfig(_Strict):
     enabled: bool = False
     graph: Literal["conditional", "random_walk", "glas", "self"] = "conditional"
     delta: float = Field(0.1, ge=0, lt=1)
+    most: int = Field(1000, ge=0)
+    walk_length: int = Field(400, ge=1)
+    restart: float = Field(0.8, ge=0, le=1)
     share: float = Field(1.0, gt=0, le=1)
     sampling: Literal["random", "tail"] = "random"
     alone: bool = False
