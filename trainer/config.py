@@ -191,7 +191,7 @@ class GandalfConfig(_Strict):
     enabled: bool = False
     graph: Literal["conditional", "random_walk", "glas", "self"] = "conditional"
     delta: float = Field(0.1, ge=0, lt=1)
-    most: int = Field(1000, ge=0)
+    most: int = Field(200, ge=0)
     walk_length: int = Field(400, ge=1)
     restart: float = Field(0.8, ge=0, le=1)
     share: float = Field(1.0, gt=0, le=1)
