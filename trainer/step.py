@@ -15,8 +15,8 @@ import torch
 
 from trainer.classifiers.pairs import classifier_at
 from trainer.corpus import TextSource
-from trainer.losses.unidec import Scores, distillation_loss, unidec_loss
-from trainer.model import HeadVectors, normalised
+from trainer.losses.unidec import distillation_loss, scores_of, unidec_loss
+from trainer.model import HeadVectors
 from trainer.optimise import learning_rate_factor, set_rates
 from trainer.plan import STEP_STREAM, stream
 from trainer.sampling import LabelPool, label_pool, sample_positives, widened
@@ -132,17 +132,15 @@ def batch_loss(
     config, device = training.config.loss, training.device.device
     positives = torch.from_numpy(pools.encoder.positives).to(device)
     classifier_positives = positives
+    columns = None
     if pools.classifier is not pools.encoder:
         classifier_positives = torch.from_numpy(pools.classifier.positives).to(device)
-    columns = torch.from_numpy(pools.columns).to(device)
-    pool = torch.from_numpy(pools.classifier.labels)
+        columns = torch.from_numpy(pools.columns).to(device)
+    pool = torch.from_numpy(pools.classifier.labels).to(training.table_device)
     losses: dict[str, torch.Tensor] = {}
     served: list[torch.Tensor | None] = []
     for level, query in enumerate(queries):
-        scores_d = scores_c = both = own = None
-        if labels is not None:
-            cosines_d = query.phi_d @ labels[level].phi_d.T
-            scores_d = cosines_d / config.temperature
+        own = psi = None
         if training.classifiers:
             classifier = classifier_at(training.classifiers, level)
             own = classifier.loss(
@@ -152,14 +150,10 @@ def batch_loss(
                 config.classifier_temperature,
                 config.normalise_classifier,
             )
-            psi = classifier.rows(pool.to(training.table_device)).to(device)
-            cosines_c = normalised(query.phi_c) @ normalised(psi).T
-            raw = cosines_c if config.normalise_classifier else query.phi_c @ psi.T
-            scores_c = raw / config.classifier_temperature
-            if labels is not None:
-                both = (cosines_d + cosines_c[:, columns]) / config.temperature
-        served.append(both)
-        scores = Scores(scores_d, scores_c, both)
+            psi = classifier.rows(pool).to(device)
+        phi_d_z = None if labels is None else labels[level].phi_d
+        scores = scores_of(query.phi_d, phi_d_z, query.phi_c, psi, columns, config)
+        served.append(scores.served)
         found = unidec_loss(scores, positives, classifier_positives, config, own)
         if level == 0:
             losses = found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import kl_div, log_softmax
+from torch.nn.functional import kl_div, log_softmax, normalize
 
 from trainer.config import LossConfig
 from trainer.losses.bce import bce
@@ -19,12 +19,45 @@ class Scores:
     Attributes:
         dual_encoder: float (n, m), Φ_D of the queries with Φ_D of the pool L_B.
         classifier: float (n, m'), Φ_C of the queries with Ψ of the classifier's pool.
-        served: float (n, m), the sum of both cosines on L_B, divided by the dual encoder's temperature.
+        served: float (n, m), the sum of both cosines on L_B, divided by the dual encoder's temperature; None,
+            too, where neither classifier nor loss needs cosines.
     """
 
     dual_encoder: torch.Tensor | None
     classifier: torch.Tensor | None
     served: torch.Tensor | None
+
+
+def scores_of(
+    phi_d_x: torch.Tensor,
+    phi_d_z: torch.Tensor | None,
+    phi_c_x: torch.Tensor,
+    psi: torch.Tensor | None,
+    columns: torch.Tensor | None,
+    config: LossConfig,
+) -> Scores:
+    """Scores of a batch by one pair of heads.
+
+    Args:
+        phi_d_x: Φ_D of the queries, float (n, d), unit length.
+        phi_d_z: Φ_D of the pool L_B, float (m, d), unit length; None where the dual encoder is off.
+        phi_c_x: Φ_C of the queries, float (n, c).
+        psi: Ψ's rows of the classifier's pool, float (m', c); None where the classifier is off.
+        columns: int64 (m,), where L_B's labels stand in the classifier's pool; None: the pools are one.
+        config: temperatures, and whether the classifier is scored by cosine.
+    """
+    scores_d = None if phi_d_z is None else phi_d_x @ phi_d_z.T / config.temperature
+    if psi is None:
+        return Scores(scores_d, None, None)
+    cosines = None
+    if config.normalise_classifier or config.served or config.distillation:
+        cosines = normalize(phi_c_x, dim=1, eps=1e-12) @ normalize(psi, dim=1, eps=1e-12).T
+    raw = cosines if cosines is not None and config.normalise_classifier else phi_c_x @ psi.T
+    served = None
+    if scores_d is not None and cosines is not None:
+        on_pool = cosines if columns is None else cosines[:, columns]
+        served = scores_d + on_pool / config.temperature
+    return Scores(scores_d, raw / config.classifier_temperature, served)
 
 
 def symmetric(loss: Loss, scores: torch.Tensor, positives: torch.Tensor, q2l: float) -> torch.Tensor:

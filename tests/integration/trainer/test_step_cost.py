@@ -12,14 +12,16 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
 
+from trainer.classifiers.table import TableClassifier
 from trainer.config import BatchConfig, TrainConfig
 from trainer.corpus import TokenSource
 from trainer.devices import choose_device
 from trainer.encoders.bag import BagEncoder
-from trainer.loop import Training, train_step
+from trainer.loop import Training
 from trainer.model import DualHeadModel
 from trainer.plan import STEP_STREAM, Plan, stream
 from trainer.sampling import label_pool
+from trainer.step import train_step
 from trainer.tokenise import TokenisedTexts
 
 QUERIES, BASE, WORDS = 64, 500, 300
@@ -48,41 +50,43 @@ def training_with(labels: int) -> Training:
         config=config,
         device=choose_device(config),
         run=Path("unused"),
-        model=DualHeadModel(BagEncoder(WORDS, 16, 0.0, 0.0), 16, 0.0).train(),
-        table=nn.Embedding(labels, 8, sparse=True),
+        model=DualHeadModel(BagEncoder(WORDS, 16, 0.0, 0.0), [(8, 8)], 0.0).train(),
+        classifiers=nn.ModuleDict({"narrow": TableClassifier(labels, 8)}),
         architecture={},
         tokenizer=Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]")),
         queries=texts(QUERIES, 1),
         labels=texts(labels, 2),
-        clicks=clicks,
+        targets=clicks,
         plan=Plan(np.arange(QUERIES, dtype=np.int32), hard),
     )
+
+
+def table_of(training: Training) -> nn.Parameter:
+    return training.classifiers["narrow"].psi.weight
 
 
 def test_only_the_pools_rows_of_the_table_and_its_moments_change():
     training = training_with(5000)
     dense, rows = training.optimisers
-    state = rows.state[training.table.weight]
+    state = rows.state[table_of(training)]
     seen = np.zeros(5000, dtype=np.int64)
     for number in range(3):
         training.state.step = training.state.global_step = number
         batch = np.arange(16) + 16 * number
         rng = stream(training.config.seed, STEP_STREAM, 0, number)
-        rng.integers(2**63)
-        pool = label_pool(training.clicks, batch, training.plan.hard[batch], 3, 3, rng)
+        rng.integers(2**62, size=2)
+        pool = label_pool(training.targets, batch, training.plan.hard[batch], 3, 3, rng)
         assert 16 < len(pool.labels) <= 16 * 6
-        before = {"Ψ": training.table.weight.detach().clone()} | {n: v.clone() for n, v in state.items()}
+        before = {"Ψ": table_of(training).detach().clone()} | {n: v.clone() for n, v in state.items()}
         train_step(training, batch)
         seen[pool.labels] += 1
-        assert training.table.weight.grad.coalesce().indices()[0].tolist() == pool.labels.tolist()
-        for name, value in {"Ψ": training.table.weight.detach(), **state}.items():
+        assert table_of(training).grad.coalesce().indices()[0].tolist() == pool.labels.tolist()
+        for name, value in {"Ψ": table_of(training).detach(), **state}.items():
             changed = (value != before[name]).reshape(5000, -1).any(1).nonzero().ravel().tolist()
             assert changed == pool.labels.tolist(), name
     assert state["updates"].tolist() == seen.tolist()
     assert all(
-        parameter is not training.table.weight
-        for group in dense.param_groups
-        for parameter in group["params"]
+        parameter is not table_of(training) for group in dense.param_groups for parameter in group["params"]
     )
 
 
@@ -107,4 +111,4 @@ def test_memory_of_a_step_does_not_grow_with_the_labels():
     total, largest = allocations(small)
     # The label texts differ, and so, by a little, does the number of distinct words.
     assert allocations(large) == (pytest.approx(total, rel=0.02), pytest.approx(largest, rel=0.02))
-    assert largest < large.table.weight.nbytes / 10
+    assert largest < table_of(large).nbytes / 10

@@ -77,20 +77,20 @@ def test_word_dropout_is_for_training_only():
 
 
 def test_an_empty_text_has_finite_vectors_and_gradients():
-    model = DualHeadModel(encoder(), 8, 0.1)
-    phi_d, phi_c = model.encode(batch([0, 0]))
+    model = DualHeadModel(encoder(), [(4, 4)], 0.1)
+    ((phi_d, phi_c),) = model.encode(batch([0, 0]))
     (phi_d.sum() + phi_c.sum()).backward()
     assert torch.isfinite(phi_d).all()
     assert all(torch.isfinite(p.grad.to_dense()).all() for p in model.parameters() if p.grad is not None)
 
 
 def test_phi_d_has_unit_length_and_phi_c_has_not():
-    model = DualHeadModel(encoder(), 8, 0.1).eval()
+    model = DualHeadModel(encoder(), [(4, 4)], 0.1).eval()
     texts = batch([3, 5, 1])
-    phi_d, phi_c = model(texts.ids, texts.mask)
+    ((phi_d, phi_c),) = model(texts.ids, texts.mask)
     assert phi_d.shape == phi_c.shape == (3, 4)
     assert torch.allclose(phi_d.norm(dim=1), torch.ones(3))
     assert not torch.allclose(phi_c.norm(dim=1), torch.ones(3), atol=0.05)
-    served = model.query_vectors(texts.ids, texts.mask)
+    (served,) = model.query_vectors(texts.ids, texts.mask)
     assert torch.allclose(served[:, :4], phi_d)
     assert torch.allclose(served[:, 4:], phi_c / phi_c.norm(dim=1, keepdim=True), atol=1e-6)

@@ -14,7 +14,7 @@ from trainer.config import LossConfig
 from trainer.losses.bce import bce
 from trainer.losses.decoupled import decoupled
 from trainer.losses.supcon import supcon
-from trainer.losses.unidec import unidec_loss
+from trainer.losses.unidec import distillation_loss, scores_of, unidec_loss
 
 Tensor = torch.Tensor
 
@@ -222,6 +222,13 @@ def naive_unidec(
     return c.weight * loss_d + (1 - c.weight) * loss_c
 
 
+def algorithm_1(
+    phi_d_x: Tensor, phi_d_z: Tensor, phi_c_x: Tensor, psi: Tensor, y: Tensor, config: LossConfig
+) -> dict[str, Tensor]:
+    scores = scores_of(phi_d_x, phi_d_z, phi_c_x, psi, None, config)
+    return unidec_loss(scores, y, y, config)
+
+
 UNIDEC = {
     "defaults": LossConfig(),
     "weights all different": LossConfig(weight=0.3, dual_encoder_q2l=0.8, classifier_q2l=0.1),
@@ -250,21 +257,74 @@ def test_the_four_terms_are_those_of_algorithm_1(config):
         draw(4).requires_grad_(),
         draw(5).requires_grad_(),
     ]
-    total = unidec_loss(*parts, y, config)["total"]
+    total = algorithm_1(*parts, y, config)["total"]
     expected = naive_unidec(*parts, y, config)
     assert torch.allclose(total, expected, rtol=1e-11, atol=1e-12)
     for mine, theirs in zip(
         torch.autograd.grad(total, parts), torch.autograd.grad(expected, parts), strict=True
     ):
         assert torch.allclose(mine, theirs, rtol=1e-8, atol=1e-10)
-    assert gradcheck(lambda *p: unidec_loss(*p, y, config)["total"], tuple(parts), atol=1e-4)
+    assert gradcheck(lambda *p: algorithm_1(*p, y, config)["total"], tuple(parts), atol=1e-4)
 
 
 def test_lambda_shares_the_loss_between_the_heads():
     torch.manual_seed(0)
     parts = [torch.nn.functional.normalize(torch.randn(n, 4), dim=1) for n in (3, 6, 3, 6)]
     y = (torch.rand(3, 6) < 0.4).float()
-    losses = unidec_loss(*parts, y, LossConfig(weight=0.25))
+    losses = algorithm_1(*parts, y, LossConfig(weight=0.25))
     assert torch.allclose(losses["total"], 0.25 * losses["dual_encoder"] + 0.75 * losses["classifier"])
-    alone = unidec_loss(*parts, y, LossConfig(weight=1.0))
+    alone = algorithm_1(*parts, y, LossConfig(weight=1.0))
     assert torch.equal(alone["total"], alone["dual_encoder"])
+
+
+def pair_of_heads(seed: int) -> list[Tensor]:
+    """Φ_D of 3 queries and 5 labels, Φ_C of the queries, Ψ of 7 labels."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randn(n, 4, generator=generator, dtype=torch.float64) for n in (3, 5, 3, 7)]
+    return [torch.nn.functional.normalize(x, dim=1) for x in drawn[:2]] + drawn[2:]
+
+
+def test_the_served_score_is_the_sum_of_both_cosines_on_the_encoded_pool():
+    x_d, z_d, x_c, psi = pair_of_heads(0)
+    columns = torch.tensor([0, 2, 3, 5, 6])
+    config = LossConfig(temperature=0.1, classifier_temperature=0.7, served=1.0, normalise_classifier=False)
+    scores = scores_of(x_d, z_d, x_c, psi, columns, config)
+    for i in range(3):
+        for j, row in enumerate(columns.tolist()):
+            both = dot(x_d[i], z_d[j]) + dot(unit(x_c[i]), unit(psi[row]))
+            assert torch.isclose(scores.served[i, j], both / 0.1)
+    assert scores.classifier.shape == (3, 7)
+    y = torch.zeros(3, 5, dtype=torch.float64)
+    y[0, 1] = y[1, 4] = y[2, 0] = 1
+    wide_y = torch.zeros(3, 7, dtype=torch.float64)
+    wide_y[:, columns] = y
+    losses = unidec_loss(scores, y, wide_y, config)
+    without = unidec_loss(scores, y, wide_y, config.model_copy(update={"served": 0.0}))
+    served = (naive_supcon(scores.served, y) + naive_supcon(scores.served.T, y.T)) / 2
+    assert torch.isclose(losses["total"] - without["total"], served)
+
+
+@pytest.mark.parametrize("present", ["dual_encoder", "classifier"])
+def test_a_head_alone_is_the_whole_loss(present):
+    x_d, z_d, x_c, psi = pair_of_heads(1)
+    y = (torch.rand(3, 7, generator=torch.Generator().manual_seed(2)) < 0.5).double()
+    if present == "dual_encoder":
+        scores = scores_of(x_d, z_d, x_c, None, None, LossConfig())
+        losses = unidec_loss(scores, y[:, :5], y[:, :5], LossConfig(weight=0.1))
+    else:
+        scores = scores_of(x_d, None, x_c, psi, None, LossConfig())
+        losses = unidec_loss(scores, y, y, LossConfig(weight=0.9))
+    assert set(losses) == {"total", present}
+    assert torch.equal(losses["total"], losses[present])
+
+
+def test_distillation_is_kl_to_the_teacher_and_leaves_the_teacher_alone():
+    student = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    loss = distillation_loss(student, teacher)
+    p, q = torch.softmax(teacher, 1), torch.softmax(student, 1)
+    assert torch.isclose(loss, (p * (p / q).log()).sum(1).mean())
+    loss.backward()
+    assert teacher.grad is None
+    assert student.grad.abs().sum() > 0
+    assert distillation_loss(teacher, teacher).item() == pytest.approx(0.0, abs=1e-12)

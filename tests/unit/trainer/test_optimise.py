@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import nn
 
+from trainer.classifiers.table import TableClassifier
 from trainer.config import OptimiserConfig
 from trainer.encoders.bag import BagEncoder
 from trainer.model import DualHeadModel
@@ -31,8 +31,8 @@ def test_short_runs_have_sound_rates(total, warmup):
 
 
 def test_each_part_has_its_rate():
-    model = DualHeadModel(BagEncoder(50, 8, 0.0, 0.0), 4, 0.1)
-    table = nn.Embedding(20, 2, sparse=True)
+    model = DualHeadModel(BagEncoder(50, 8, 0.0, 0.0), [(2, 2)], 0.1)
+    table = TableClassifier(20, 2)
     config = OptimiserConfig(encoder_lr=1.0, heads_lr=2.0, table_lr=3.0, weight_decay=0.5)
     optimisers = make_optimisers(model, table, config)
     rates = {
@@ -46,11 +46,11 @@ def test_each_part_has_its_rate():
         id(model.encoder.words.weight): (RowAdam, 1.0, 0.0),
         id(model.encoder.residual.weight): (adamw, 1.0, 0.5),
         id(model.encoder.residual.bias): (adamw, 1.0, 0.0),
-        id(model.g1[0].weight): (adamw, 2.0, 0.5),
-        id(model.g1[0].bias): (adamw, 2.0, 0.0),
-        id(model.g2[0].weight): (adamw, 2.0, 0.5),
-        id(model.g2[0].bias): (adamw, 2.0, 0.0),
-        id(table.weight): (RowAdam, 3.0, 0.0),
+        id(model.heads[0].g1[0].weight): (adamw, 2.0, 0.5),
+        id(model.heads[0].g1[0].bias): (adamw, 2.0, 0.0),
+        id(model.heads[0].g2[0].weight): (adamw, 2.0, 0.5),
+        id(model.heads[0].g2[0].bias): (adamw, 2.0, 0.0),
+        id(table.psi.weight): (RowAdam, 3.0, 0.0),
     }
     set_rates(optimisers, 0.25)
     assert sorted({group["lr"] for o in optimisers for group in o.param_groups}) == [0.25, 0.5, 0.75]
