@@ -20,7 +20,6 @@ import scipy.sparse as sp
 import torch
 import yaml
 from tokenizers import Tokenizer
-from torch import nn
 
 from bidmatch import __version__
 from bidmatch.base.console import say
@@ -41,20 +40,21 @@ from trainer.checkpoint import (
 from trainer.classifiers.build import make_codes
 from trainer.classifiers.pairs import new_classifiers, tables_of
 from trainer.config import TrainConfig, validate_config
-from trainer.corpus import TextSource, TokenSource, activation_source, keys_of, token_source
+from trainer.corpus import TextSource, TokenSource, cached_source, keys_of, token_source
 from trainer.data.dataset import Dataset, Interactions
 from trainer.data.split import split_by_query
 from trainer.devices import Device, choose_device
 from trainer.distributed import Workers
 from trainer.embed import embed
+from trainer.encoders.base import Encoder
 from trainer.encoders.build import uses_special_tokens
 from trainer.encoders.pretrained import load_tokenizer
-from trainer.encoders.transformer import TransformerEncoder
 from trainer.evaluate import metrics_by_frequency, metrics_of, rankings, served_view
+from trainer.gandalf.augment import with_label_texts
 from trainer.loop import Training, resume, start_table, train
 from trainer.metrics import propensities
 from trainer.model import DualHeadModel, new_model, normalised
-from trainer.plan import CODE_STREAM, INIT_STREAM, stream
+from trainer.plan import CODE_STREAM, GANDALF_STREAM, INIT_STREAM, stream
 from trainer.report import write_report
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hnswlib", "pyarrow")
@@ -184,12 +184,10 @@ def _check_data(dataset: Dataset, config: TrainConfig) -> None:
 
 
 def _sources(
-    run: Path, model_encoder: nn.Module, device: Device, texts: dict[str, TokenSource]
+    run: Path, encoder: Encoder, device: Device, texts: dict[str, TokenSource]
 ) -> dict[str, TextSource]:
-    if not isinstance(model_encoder, TransformerEncoder) or not model_encoder.frozen_layers:
-        return dict(texts)
     return {
-        name: activation_source(model_encoder, source, run / "cache" / f"{name}.f16", device.device, name)
+        name: cached_source(encoder, source, run / "cache" / f"{name}.f16", device.device, name)
         for name, source in texts.items()
     }
 
@@ -266,6 +264,21 @@ def _codes(
     return make_codes(config.classifier, embeddings, labels, stream(config.seed, CODE_STREAM))
 
 
+def _training_set(
+    config: TrainConfig, sources: dict[str, TextSource], clicks: sp.csr_matrix
+) -> tuple[TextSource, sp.csr_matrix]:
+    """Texts of the N training queries and their targets, CSR (N, L) float32; with Gandalf's label texts.
+
+    A pair's click weight decides whether there is the pair, not how much it counts.
+    """
+    if config.gandalf.enabled:
+        rng = stream(config.seed, GANDALF_STREAM)
+        return with_label_texts(sources["train"], sources["phrases"], clicks, config.gandalf, rng)
+    targets = clicks.astype(np.float32)
+    targets.data[:] = 1.0
+    return sources["train"], targets
+
+
 def _finished_report(run: Path) -> dict[str, Any] | None:
     """The report of a run that is complete, reports included; else None."""
     found = checkpoints(run)
@@ -298,8 +311,7 @@ def _train(
     codes = None if found else _codes(config, model, sources["phrases"], device, len(phrases))
     classifiers = new_classifiers(config, len(phrases), codes)
     classifiers.to("cpu" if config.table_device == "cpu" else device.device)
-    targets = parts["train"].clicks.astype(np.float32)
-    targets.data[:] = 1.0  # click weights decide which pairs there are, not how much each counts
+    queries, targets = _training_set(config, sources, parts["train"].clicks)
     training = Training(
         config,
         device,
@@ -308,7 +320,7 @@ def _train(
         classifiers,
         architecture,
         tokenizer,
-        sources["train"],
+        queries,
         sources["phrases"],
         targets,
         workers,
