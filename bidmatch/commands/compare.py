@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainer.compare.records import Comparison, Row
     from trainer.data.dataset import Dataset
 
+_SHOWN = ("P@1", "P@3", "P@5", "PSP@1", "PSP@5", "recall@10", "recall@100")
 _EPILOG = """\b
 Examples:
   bidmatch compare --data clicks.tsv --out cmp --base bag --presets unidec,depsl,ngame,gandalf --lexical
@@ -218,7 +219,7 @@ def _write(out: Path, empty: Comparison, rows: list[Row]) -> Comparison:
     """The comparison of these rows, written as JSON."""
     from datetime import UTC, datetime
 
-    from trainer.compare.statistics import all_differences, query_error
+    from trainer.compare.statistics import all_differences, query_error, view_differences
     from trainer.compare.write import write_json
 
     queries = empty.data.test_queries
@@ -231,6 +232,7 @@ def _write(out: Path, empty: Comparison, rows: list[Row]) -> Comparison:
             "rows": rows,
             "query_error": errors,
             "differences": all_differences(rows, queries),
+            "views": view_differences(rows, queries),
         }
     )
     out.mkdir(parents=True, exist_ok=True)
@@ -243,7 +245,7 @@ def _table(comparison: Comparison) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from trainer.compare.write import COLUMNS, spread_text
+    from trainer.compare.write import seconds_text, spread_text
 
     table = Table(
         title=f"Percent on {comparison.data.test_queries:,} held-out queries, served view, exact search",
@@ -252,12 +254,12 @@ def _table(comparison: Comparison) -> Table:
         box=SIMPLE_HEAD,
     )
     table.add_column("")
-    for name in (*COLUMNS, "seconds"):
+    for name in (*_SHOWN, "seconds"):
         table.add_column(name, justify="right")
     for row in comparison.rows:
         if row.served is None:
             table.add_row(row.name, "failed")
             continue
-        figures = [spread_text(row.figure(name)) for name in COLUMNS]
-        table.add_row(row.name, *figures, spread_text(row.seconds, 0))
+        figures = [spread_text(row.figure(name)) for name in _SHOWN]
+        table.add_row(row.name, *figures, seconds_text(row.seconds))
     return table

@@ -76,6 +76,7 @@ def _bars(rows: Sequence[Row], measure: str) -> str:
             )
         )
     axes.set_xticks(range(len(_BINS)), _BINS)
+    axes.set_xlim(-0.5, len(_BINS) - 0.5)
     axes.set(title=f"{measure} by head, torso and tail", ylabel="percent")
     axes.grid(alpha=0.3, axis="y")
     return _svg(figure, handles, rows)

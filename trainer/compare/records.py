@@ -160,6 +160,7 @@ class Comparison(BaseModel):
         rows: in the order given.
         query_error: row -> standard error of its P@1 over queries, in percentage points.
         differences: from the first row, and from the best one where that is another.
+        views: row -> other view -> measure -> its difference from the row's served view.
     """
 
     created: str
@@ -173,3 +174,4 @@ class Comparison(BaseModel):
     rows: list[Row] = []
     query_error: dict[str, float] = {}
     differences: list[Differences] = []
+    views: dict[str, dict[str, dict[str, Difference]]] = {}

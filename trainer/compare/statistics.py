@@ -54,23 +54,23 @@ def half_width(values: np.ndarray) -> float | None:
     return quantile * float(values.std(ddof=1)) / math.sqrt(n)
 
 
-def difference(row: Row, reference: Row, measure: str, queries: int) -> Difference | None:
-    """`row` minus `reference` in one measure of their served views, paired by seed.
+def difference(
+    mine: dict[int | None, float], theirs: dict[int | None, float], queries: int | None
+) -> Difference | None:
+    """`mine` minus `theirs`, figures of two rows or views in percent by seed, paired by seed.
 
-    A row without seeds (another system's ranking) is held against every run of the other. The standard error
-    over queries is √(e_a² + e_b²) of the two P@1: the same queries are asked of both, so their errors go
-    together and the true one is smaller.
+    What has no seed (another system's ranking, under None) is held against every run of the other. The
+    standard error over queries is √(e_a² + e_b²) of the two P@1: the same queries are asked of both, so their
+    errors go together and the true one is smaller.
 
     Args:
-        row: has figures.
-        reference: has figures.
-        measure: such as "P@1".
-        queries: number of queries measured.
+        mine: seed -> percent.
+        theirs: likewise.
+        queries: number of queries measured, where the figures are P@1; None for other measures.
 
     Returns:
         None where the two have no seed in common.
     """
-    mine, theirs = _by_seed(row, measure), _by_seed(reference, measure)
     if None in mine and None not in theirs:
         mine = dict.fromkeys(theirs, mine[None])
     elif None in theirs and None not in mine:
@@ -81,7 +81,7 @@ def difference(row: Row, reference: Row, measure: str, queries: int) -> Differen
     values = np.array([mine[seed] - theirs[seed] for seed in seeds])
     mean, width = float(values.mean()), half_width(values)
     error = None
-    if measure == "P@1":
+    if queries is not None:
         means = [float(np.mean([figures[seed] for seed in seeds])) for figures in (mine, theirs)]
         error = math.hypot(*(query_error(value, queries) for value in means))
     noise = [value for value in (width, error) if value is not None]
@@ -101,11 +101,7 @@ def all_differences(rows: Sequence[Row], queries: int) -> list[Differences]:
     out = []
     for reference, why in references:
         differences = {
-            row.name: {
-                measure: found
-                for measure in COMPARED
-                if (found := difference(row, reference, measure, queries)) is not None
-            }
+            row.name: _compared((row, row.served), (reference, reference.served), queries)
             for row in measured
             if row is not reference
         }
@@ -113,11 +109,37 @@ def all_differences(rows: Sequence[Row], queries: int) -> list[Differences]:
     return out
 
 
+def view_differences(rows: Sequence[Row], queries: int) -> dict[str, dict[str, dict[str, Difference]]]:
+    """Row -> view -> measure: how each other view of a row differs from the served one."""
+    return {
+        row.name: {
+            view: _compared((row, view), (row, row.served), queries)
+            for view in row.views
+            if view != row.served
+        }
+        for row in rows
+        if len(row.views) > 1
+    }
+
+
+def _compared(
+    mine: tuple[Row, str | None], theirs: tuple[Row, str | None], queries: int
+) -> dict[str, Difference]:
+    """Differences of one row's view from another's, in each of COMPARED that can be told."""
+    found = {
+        measure: difference(
+            _by_seed(*mine, measure), _by_seed(*theirs, measure), queries if measure == "P@1" else None
+        )
+        for measure in COMPARED
+    }
+    return {measure: one for measure, one in found.items() if one is not None}
+
+
 def _p_at_1(row: Row) -> float:
     found = row.figure("P@1")
     return -math.inf if found is None or math.isnan(found.mean) else found.mean
 
 
-def _by_seed(row: Row, measure: str) -> dict[int | None, float]:
-    assert row.served is not None
-    return {run.seed: run.views[row.served]["all"][measure] for run in row.runs if run.error is None}
+def _by_seed(row: Row, view: str | None, measure: str) -> dict[int | None, float]:
+    assert view is not None
+    return {run.seed: run.views[view]["all"][measure] for run in row.runs if run.error is None}

@@ -14,9 +14,20 @@ import orjson
 from bidmatch.base.files import atomic_file
 from trainer.compare.charts import charts
 from trainer.compare.records import Comparison, Row, Spread
+from trainer.compare.statistics import COMPARED
 from trainer.report import BIN_NAMES, VIEW_NAMES
 
-COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "nDCG@5", "recall@10", "recall@100")
+COLUMNS: tuple[str, ...] = (
+    "P@1",
+    "P@3",
+    "P@5",
+    "PSP@1",
+    "PSP@3",
+    "PSP@5",
+    "nDCG@5",
+    "recall@10",
+    "recall@100",
+)
 PARTS = {"all": "All phrases", **BIN_NAMES}
 # Settings that say where and how fast a run is made, not what it is.
 _ASIDE = ("threads", "checkpoint_seconds", "keep_checkpoints")
@@ -31,7 +42,7 @@ def write_json(out: Path, comparison: Comparison) -> None:
 def write_html(out: Path, comparison: Comparison) -> None:
     """Write `out/compare.html`: one file, read offline."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"spread": spread_text, "signed": _signed, "size": _size}
+    environment.filters |= {"spread": spread_text, "seconds": seconds_text, "signed": _signed, "size": _size}
     page = environment.from_string(
         (files("trainer") / "templates" / "compare.html").read_text(encoding="utf-8")
     )
@@ -40,9 +51,11 @@ def write_html(out: Path, comparison: Comparison) -> None:
     html = page.render(
         comparison=comparison,
         columns=COLUMNS,
+        compared=COMPARED,
         parts=PARTS,
         view_names=VIEW_NAMES,
         best={part: best_of(rows, part) for part in PARTS},
+        best_views={part: {row.name: best_views(row, part) for row in rows} for part in PARTS},
         charts=charts(rows),
         setting_names=names,
         settings=settings,
@@ -60,15 +73,27 @@ def spread_text(spread: Spread | None, digits: int = 1) -> str:
     return mean if spread.sd is None else f"{mean} ± {spread.sd:,.{digits}f}"
 
 
-def best_of(rows: Sequence[Row], part: str) -> dict[str, str]:
-    """Measure -> name of the row whose served view is best in a bin; measures without any are left out."""
-    best = {}
-    for measure in COLUMNS:
-        found = [(row.figure(measure, part), row.name) for row in rows]
-        known = [(spread.mean, name) for spread, name in found if spread and not math.isnan(spread.mean)]
-        if len(known) > 1:
-            best[measure] = max(known, key=lambda pair: pair[0])[1]
-    return best
+def best_of(rows: Sequence[Row], part: str) -> dict[str, list[str]]:
+    """Measure -> names of the rows whose served view is best in a bin; without rivals none is."""
+    return {measure: _highest({row.name: row.figure(measure, part) for row in rows}) for measure in COLUMNS}
+
+
+def best_views(row: Row, part: str) -> dict[str, list[str]]:
+    """Measure -> the views that are best within one row; without rivals none is."""
+    return {
+        measure: _highest({view: figures[part].get(measure) for view, figures in row.views.items()})
+        for measure in COLUMNS
+    }
+
+
+def _highest(spreads: dict[str, Spread | None]) -> list[str]:
+    means = {name: one.mean for name, one in spreads.items() if one is not None and not math.isnan(one.mean)}
+    return [name for name, mean in means.items() if mean == max(means.values())] if len(means) > 1 else []
+
+
+def seconds_text(spread: Spread | None) -> str:
+    """`3.2 ± 0.1` below a hundred seconds, else whole ones."""
+    return spread_text(spread, 1 if spread is not None and spread.mean < 100 else 0)
 
 
 def differing_settings(rows: Sequence[Row]) -> tuple[list[str], dict[str, dict[str, Any]]]:
