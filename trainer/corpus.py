@@ -1,4 +1,4 @@
-"""Texts in the form an encoder trains on: token ids, or cached activations above frozen layers."""
+"""Texts in the form an encoder trains on: token ids, and with them what frozen parts make of them, cached."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from tokenizers import Tokenizer
 
 from bidmatch.base.console import progress
 from bidmatch.base.text import key
-from trainer.encoders.base import TextBatch
-from trainer.encoders.transformer import TransformerEncoder
+from trainer.encoders.base import Encoder, Frozen, TextBatch
 from trainer.tokenise import TokenisedTexts, ragged_positions, tokenise_all
+
+_TEXTS_A_BATCH = 128
 
 
 class TextSource(Protocol):
@@ -57,11 +58,37 @@ class ActivationSource:
 
     def batch(self, rows: np.ndarray, device: torch.device) -> TextBatch:
         """The given texts (int64 rows), padded, on the device."""
+        ids, mask = self.tokens.pad(rows)
         flat, filled = ragged_positions(self.tokens.offsets, rows)
         states = np.zeros((*filled.shape, self.hidden.shape[1]), dtype=np.float32)
         states[filled] = self.hidden[flat]
-        mask = torch.from_numpy(filled.astype(np.int64)).to(device)
-        return TextBatch(torch.zeros_like(mask), mask, torch.from_numpy(states).to(device))
+        return TextBatch(
+            torch.from_numpy(ids).to(device),
+            torch.from_numpy(mask).to(device),
+            hidden=torch.from_numpy(states).to(device),
+        )
+
+
+@dataclass(frozen=True)
+class PooledSource:
+    """Batches of token ids with the vectors of a wholly frozen transformer, read from disk.
+
+    Attributes:
+        tokens: the texts.
+        pooled: float16 memory map (N, h), a row a text.
+    """
+
+    tokens: TokenisedTexts
+    pooled: np.memmap
+
+    def batch(self, rows: np.ndarray, device: torch.device) -> TextBatch:
+        """The given texts (int64 rows), padded, on the device."""
+        ids, mask = self.tokens.pad(rows)
+        return TextBatch(
+            torch.from_numpy(ids).to(device),
+            torch.from_numpy(mask).to(device),
+            pooled=torch.from_numpy(self.pooled[rows].astype(np.float32)).to(device),
+        )
 
 
 def keys_of(phrases: pa.Table) -> pa.Array:
@@ -74,25 +101,45 @@ def token_source(tokenizer: Tokenizer, texts: pa.Array, label: str) -> TokenSour
     return TokenSource(tokenise_all(tokenizer, texts, label))
 
 
-def activation_source(
-    encoder: TransformerEncoder, source: TokenSource, file: Path, device: torch.device, label: str
-) -> ActivationSource:
-    """Run the frozen layers once over a corpus and keep what comes out, in half precision, in `file`.
+def cached_source(
+    encoder: Encoder, source: TokenSource, file: Path, device: torch.device, label: str
+) -> TextSource:
+    """The corpus with what the encoder's frozen part makes of it, computed once; as it is without one.
 
-    Texts are taken in order of length, so that little is spent on padding. The file is made anew each time:
-    it is derived data.
+    Kept in half precision in `file`, which is made anew each time: it is derived data. Texts are taken in
+    order of length, so that little is spent on padding.
+
+    Args:
+        encoder: on the device.
+        source: the texts.
+        file: written, and its folder made, where something is frozen.
+        device: of the encoder.
+        label: what progress is reported under.
     """
     tokens = source.tokens
-    file.parent.mkdir(parents=True, exist_ok=True)
-    hidden = np.memmap(file, dtype=np.float16, mode="w+", shape=(max(len(tokens.ids), 1), encoder.width))
+    if encoder.frozen is Frozen.NOTHING or not len(tokens):
+        return source
+    rows_kept = len(tokens.ids) if encoder.frozen is Frozen.LAYERS else len(tokens)
     order = np.argsort(tokens.lengths, kind="stable")
-    with torch.no_grad(), progress(f"caching frozen layers of {label}", len(tokens), "texts") as step:
-        for start in range(0, len(order), 128):
-            rows = order[start : start + 128]
+    kept: np.memmap | None = None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with torch.no_grad(), progress(f"caching the frozen part of {label}", len(tokens), "texts") as step:
+        for start in range(0, len(order), _TEXTS_A_BATCH):
+            rows = order[start : start + _TEXTS_A_BATCH]
             batch = source.batch(rows, device)
-            states = encoder.lower(batch.ids, batch.mask).cpu().numpy()
-            flat, filled = ragged_positions(tokens.offsets, rows)
-            hidden[flat] = states[filled].astype(np.float16)
+            states = encoder.frozen_part(batch.ids, batch.mask).cpu().numpy()
+            if kept is None:
+                shape = (max(rows_kept, 1), states.shape[-1])
+                kept = np.memmap(file, dtype=np.float16, mode="w+", shape=shape)
+            if encoder.frozen is Frozen.LAYERS:
+                flat, filled = ragged_positions(tokens.offsets, rows)
+                kept[flat] = states[filled]
+            else:
+                kept[rows] = states
             step.advance(len(rows))
-    hidden.flush()
-    return ActivationSource(tokens, np.memmap(file, dtype=np.float16, mode="r", shape=hidden.shape))
+    assert kept is not None
+    kept.flush()
+    written = np.memmap(file, dtype=np.float16, mode="r", shape=kept.shape)
+    if encoder.frozen is Frozen.LAYERS:
+        return ActivationSource(tokens, written)
+    return PooledSource(tokens, written)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from bidmatch.base.errors import ConfigError
-from trainer.config import BagEncoderConfig, TrainConfig
+from trainer.config import BagEncoderConfig, CombinedEncoderConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,12 @@ def choose_device(config: TrainConfig) -> Device:
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=name == "cuda")
     if config.precision == "auto":
-        # The bag is one gather and small matrices: casting costs more than it saves.
-        is_bag = isinstance(config.encoder, BagEncoderConfig)
-        bf16 = not is_bag and (torch.cuda.is_bf16_supported() if name == "cuda" else _cpu_has_bf16())
+        # The bag is one gather and small matrices, the frozen transformer beside it is cached: casting would
+        # cost more than it saves.
+        light = isinstance(config.encoder, BagEncoderConfig) or (
+            isinstance(config.encoder, CombinedEncoderConfig) and config.encoder.frozen_layers < 0
+        )
+        bf16 = not light and (torch.cuda.is_bf16_supported() if name == "cuda" else _cpu_has_bf16())
     else:
         bf16 = config.precision == "bf16"
     return Device(torch.device(name), bf16, threads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trainer.encoders.base import Encoder, TextBatch, masked_mean
+from trainer.encoders.base import Encoder, TextBatch, masked_mean, without_some
 
 
 class BagEncoder(Encoder):
@@ -36,9 +36,7 @@ class BagEncoder(Encoder):
 
     def encode(self, batch: TextBatch) -> torch.Tensor:
         """Φ(x) of a training batch; one fused bag instead of a padded (n, t, h) tensor."""
-        mask = batch.mask.bool()
-        if self.training and self.word_dropout > 0:
-            mask &= torch.rand(mask.shape, device=mask.device) >= self.word_dropout
+        mask = without_some(batch.mask, self.word_dropout if self.training else 0.0)
         lengths = mask.sum(1)
         offsets = torch.cumsum(lengths, 0) - lengths
         v = nn.functional.embedding_bag(batch.ids[mask], self.words.weight, offsets, mode="mean", sparse=True)

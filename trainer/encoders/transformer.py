@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bidmatch.base.errors import ConfigError
-from trainer.encoders.base import Encoder, TextBatch, masked_mean
+from trainer.encoders.base import Encoder, Frozen, TextBatch, masked_mean
 
 _NOT_SPLIT = "this encoder's lower layers can't be split off and cached; use encoder.frozen_layers=0"
 
@@ -35,17 +35,24 @@ def _layer_list(model: nn.Module, layers: int) -> tuple[nn.Module, str]:
 class TransformerEncoder(Encoder):
     """Φ(x): the pooled last hidden states of a Hugging Face encoder.
 
+    What is frozen always runs as in evaluation, without dropout: cached or not, it gives the same.
+
     Args:
         model: the encoder.
         pooling: `mean` over the tokens, or `cls`.
-        frozen_layers: lower layers (and embeddings) that do not train.
+        frozen_layers: lower layers (and embeddings) that do not train; -1: nothing of it does.
 
     Raises:
-        ConfigError: more layers are to be frozen than there are, or they can't be split off.
+        ConfigError: the model is more than an encoder, more layers are to be frozen than there are, or they
+            can't be split off.
     """
 
     def __init__(self, model: Any, pooling: str, frozen_layers: int):
         super().__init__()
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise ConfigError(
+                f"{type(model).__name__} has a decoder, too; encoder.pretrained must be an encoder alone"
+            )
         self.model = model
         self.pooling = pooling
         self.frozen_layers = frozen_layers
@@ -55,27 +62,48 @@ class TransformerEncoder(Encoder):
             raise ConfigError(f"encoder.frozen_layers is {frozen_layers}; this encoder has {layers} layers")
         if getattr(model, "pooler", None) is not None:
             model.pooler = None
-        if frozen_layers:
+        # A tuple, so that they are not registered a second time.
+        self._frozen_modules: tuple[nn.Module, ...] = ()
+        if frozen_layers < 0:
+            self._frozen_modules = (model,)
+        elif frozen_layers:
             if not hasattr(model, "embeddings"):
                 raise ConfigError(_NOT_SPLIT)
             owner, name = _layer_list(model, layers)
-            for module in (model.embeddings, *getattr(owner, name)[:frozen_layers]):
-                module.requires_grad_(False)
+            self._frozen_modules = (model.embeddings, *getattr(owner, name)[:frozen_layers])
+        for module in self._frozen_modules:
+            module.requires_grad_(False)
+        if self._frozen_modules:
+            trains = any(parameter.requires_grad for parameter in model.parameters())
+            self.frozen = Frozen.LAYERS if trains else Frozen.WHOLE
+
+    def train(self, mode: bool = True) -> TransformerEncoder:
+        """Training mode for what trains; what is frozen stays in evaluation mode."""
+        super().train(mode)
+        for module in self._frozen_modules:
+            module.eval()
+        return self
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Φ(x), float (n, width), of int64 (n, t) token ids and mask."""
         return self._pool(self.model(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
 
     def encode(self, batch: TextBatch) -> torch.Tensor:
-        """Φ(x) of a training batch, from the cached activations where it has them."""
+        """Φ(x) of a training batch, from what is cached of it where there is such."""
+        if batch.pooled is not None:
+            return batch.pooled
         if batch.hidden is None:
             return self(batch.ids, batch.mask)
         with _only_layers(self.model, self.frozen_layers, None, pass_hidden=True):
             states = self.model(inputs_embeds=batch.hidden, attention_mask=batch.mask).last_hidden_state
         return self._pool(states, batch.mask)
 
+    def frozen_part(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Φ(x) where nothing trains, float (n, width); else the activations above the frozen layers."""
+        return self(ids, mask) if self.frozen is Frozen.WHOLE else self.lower(ids, mask)
+
     def lower(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Activations above the frozen layers, float (n, t, h): what the cache holds."""
+        """Activations above the frozen layers, float (n, t, h)."""
         with _only_layers(self.model, 0, self.frozen_layers, pass_hidden=False):
             hidden: torch.Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
         return hidden

@@ -143,7 +143,7 @@ def test_a_run_is_loaded_without_the_encoder_it_began_from(
     weights = load_file(checkpoints(tmp_path / "run")[-1] / "model.safetensors")
     assert all(torch.equal(value, weights[name]) for name, value in trained.model.state_dict().items())
     ids, mask = texts()
-    assert torch.isfinite(trained.model.query_vectors(ids, mask)).all()
+    assert all(torch.isfinite(part).all() for part in trained.model.query_vectors(ids, mask))
 
 
 @pytest.mark.parametrize("special", [False, True])
