@@ -72,7 +72,7 @@ class TransformerEncoder(Encoder):
             owner, name = _layer_list(model, layers)
             self._frozen_modules = (model.embeddings, *getattr(owner, name)[:frozen_layers])
         for module in self._frozen_modules:
-            module.requires_grad_(False)
+            module.requires_grad_(False).eval()
         if self._frozen_modules:
             trains = any(parameter.requires_grad for parameter in model.parameters())
             self.frozen = Frozen.LAYERS if trains else Frozen.WHOLE

@@ -80,16 +80,19 @@ class JoinedSource:
             return self._second.batch(rows - self._boundary, device)
         first = self._first.batch(rows[~behind], device)
         second = self._second.batch(rows[behind] - self._boundary, device)
-        if (first.hidden is None) != (second.hidden is None):
+        cached = [(batch.hidden is not None, batch.pooled is not None) for batch in (first, second)]
+        if cached[0] != cached[1]:
             raise ValueError("one corpus has cached activations and the other has none")
         order = np.empty(len(rows), dtype=np.int64)
         order[np.concatenate([np.flatnonzero(~behind), np.flatnonzero(behind)])] = np.arange(len(rows))
         places = torch.from_numpy(order).to(device)
-        hidden = None
+        hidden = pooled = None
         if first.hidden is not None and second.hidden is not None:
             hidden = _padded(first.hidden, second.hidden)[places]
+        if first.pooled is not None and second.pooled is not None:
+            pooled = torch.cat([first.pooled, second.pooled])[places]
         return TextBatch(
-            _padded(first.ids, second.ids)[places], _padded(first.mask, second.mask)[places], hidden
+            _padded(first.ids, second.ids)[places], _padded(first.mask, second.mask)[places], hidden, pooled
         )
 
 
