@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -196,3 +200,77 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=PACKAGED_NAME):
         load_transformer(str(tmp_path))
+
+
+@contextmanager
+def hub_that_answers(status: int) -> Iterator[tuple[str, list[str]]]:
+    """A model hub that refuses every request; its address, and the paths it was asked for."""
+    asked: list[str] = []
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refuse)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("ENDPOINT", "HF_ENDPOINT"):
+        monkeypatch.setattr(constants, name, address, raising=False)
+
+
+@pytest.mark.parametrize("kind", ["bag", "inception", "transformer", "combined"])
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_hub_without_the_model_is_asked_once(monkeypatch, kind, status):
+    config = make_config("bag", [f"encoder.kind={kind}", "encoder.pretrained=no-such-owner/no-such-model"])
+    with hub_that_answers(status) as (address, asked):
+        use_hub(monkeypatch, address)
+        with pytest.raises(ConfigError, match=f"encoder.pretrained={PACKAGED_NAME}") as refused:
+            new_model(config)
+    assert asked == ["/api/models/no-such-owner/no-such-model"]
+    assert str(status) in str(refused.value)
+
+
+def test_a_hub_that_is_not_there_is_named(monkeypatch, capfd):
+    with hub_that_answers(404) as (address, _):
+        pass
+    use_hub(monkeypatch, address)
+    with pytest.raises(ConfigError, match=f"encoder.pretrained={PACKAGED_NAME}") as refused:
+        load_tokenizer("some-owner/some-model", 8, special_tokens=True)
+    assert f"the model hub {address} can't be reached" in str(refused.value)
+    assert "Retrying" not in capfd.readouterr().err
+
+
+def test_a_path_that_is_nowhere_is_not_taken_for_a_name(monkeypatch):
+    with hub_that_answers(404) as (address, asked):
+        use_hub(monkeypatch, address)
+        with pytest.raises(ConfigError, match="there is no such folder"):
+            load_transformer("/no/such/folder")
+    assert asked == []
+
+
+def test_an_encoder_with_a_decoder_is_refused(tmp_path):
+    import transformers
+
+    config = transformers.T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    transformers.T5Model(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="decoder"):
+        TransformerEncoder(load_transformer(str(tmp_path)), "mean", 0)
