@@ -86,9 +86,9 @@ def kept(places: sp.csr_matrix, values: np.ndarray, keep: np.ndarray) -> sp.csr_
         values: (n,), their values.
         keep: bool (n,), which of them stay.
     """
-    ends = np.zeros(len(keep) + 1, dtype=np.int64)
-    np.cumsum(keep, out=ends[1:])
-    return sp.csr_matrix((values[keep], places.indices[keep], ends[places.indptr]), shape=places.shape)
+    chosen = np.flatnonzero(keep)
+    indptr = np.searchsorted(chosen, places.indptr)
+    return sp.csr_matrix((values[chosen], places.indices[chosen], indptr), shape=places.shape)
 
 
 def conditional_rows(

@@ -103,8 +103,10 @@ def with_self(rows: sp.csr_matrix, labels: np.ndarray, value: float) -> sp.csr_m
     missing = np.flatnonzero(lacking)
     if not len(missing):
         return rows
-    own = sp.csr_matrix((np.full(len(missing), value), (missing, labels[missing])), shape=rows.shape)
-    return rows + own
+    starts = rows.indptr[missing]
+    indptr = rows.indptr + np.concatenate([[0], np.cumsum(lacking)])
+    data, indices = np.insert(rows.data, starts, value), np.insert(rows.indices, starts, labels[missing])
+    return sp.csr_matrix((data, indices, indptr), shape=rows.shape)
 
 
 def largest(rows: sp.csr_matrix, labels: np.ndarray, most: int, rank: np.ndarray) -> sp.csr_matrix:
@@ -120,16 +122,16 @@ def largest(rows: sp.csr_matrix, labels: np.ndarray, most: int, rank: np.ndarray
     crowded = np.flatnonzero(lengths > most)
     if not len(crowded):
         return rows
-    # One integer that sorts as (value descending, rank ascending); bits of positive floats sort as they do.
-    bits = rows.data.astype(np.float32).view(np.uint32)
-    keys = ((~bits).astype(np.uint64) << np.uint64(32)) | rank[rows.indices]
-    row = np.repeat(np.arange(len(labels)), lengths)
-    keys[rows.indices == labels[row]] = 0
-    limits = np.full(len(labels), np.iinfo(np.uint64).max, dtype=np.uint64)
+    # Bits of positive floats sort as the floats do; inverted, the largest comes first.
+    descending = ~rows.data.astype(np.float32).view(np.uint32)
+    keep = np.ones(rows.nnz, dtype=bool)
     for place in crowded:
-        of_row = keys[rows.indptr[place] : rows.indptr[place + 1]]
-        limits[place] = np.partition(of_row, most - 1)[most - 1]
-    return kept(rows, rows.data, keys <= limits[row])
+        of_row = slice(rows.indptr[place], rows.indptr[place + 1])
+        columns = rows.indices[of_row]
+        keys = (descending[of_row].astype(np.uint64) << np.uint64(32)) | rank[columns]
+        keys[columns == labels[place]] = 0
+        keep[of_row] = keys <= np.partition(keys, most - 1)[most - 1]
+    return kept(rows, rows.data, keep)
 
 
 def _stacked(parts: list[sp.csr_matrix], width: int) -> sp.csr_matrix:

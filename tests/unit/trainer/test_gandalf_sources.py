@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import GandalfConfig
-from trainer.corpus import ActivationSource, TextSource, TokenSource
+from trainer.corpus import ActivationSource, PooledSource, TextSource, TokenSource
 from trainer.encoders.bag import BagEncoder
 from trainer.gandalf.augment import augment, with_label_texts
 from trainer.gandalf.source import JoinedSource, SelectedSource
@@ -71,6 +73,15 @@ def test_cached_activations_come_in_order_and_padded_to_the_longer(tmp_path, row
     assert torch.equal(batch.ids, wanted.ids)
     assert batch.hidden is not None
     assert torch.equal(batch.hidden, wanted.hidden)
+
+
+def test_vectors_of_a_wholly_frozen_encoder_come_in_order():
+    pooled: Any = np.arange(20, dtype=np.float16).reshape(5, 4)
+    first, second = PooledSource(texts([1, 2], 1), pooled[:2]), PooledSource(texts([5, 0, 3], 9), pooled[2:])
+    batch = JoinedSource(first, second, np.array([2, 0])).batch(np.array([3, 0, 2, 1]), CPU)
+    assert batch.pooled is not None
+    np.testing.assert_array_equal(batch.pooled.numpy(), pooled[[2, 0, 4, 1]])
+    assert batch.mask.sum(1).tolist() == [5, 1, 3, 2]
 
 
 def test_activations_beside_bare_tokens_are_refused(tmp_path):
