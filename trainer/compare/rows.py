@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -95,9 +96,18 @@ def run_of_report(report: dict[str, Any], seed: int, folder: str, reached: Peaks
         peak_host_bytes=reached.host,
         peak_gpu_bytes=reached.gpu,
         views={
-            view: {"all": figures} | part["by_frequency"][view] for view, figures in part["metrics"].items()
+            view: {
+                name: {measure: _number(value) for measure, value in figures.items()}
+                for name, figures in {"all": whole, **part["by_frequency"][view]}.items()
+            }
+            for view, whole in part["metrics"].items()
         },
     )
+
+
+def _number(value: float | None) -> float:
+    """A figure of a report: null, which a report's file has for NaN, is NaN again."""
+    return math.nan if value is None else value
 
 
 def _train(dataset: Dataset, item: Item, seed: int, out: Path, overwrite: bool) -> Run:

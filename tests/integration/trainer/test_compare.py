@@ -1,0 +1,213 @@
+"""`bidmatch compare` on a small log, and a short run of every shipped preset."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from bidmatch.base.errors import BidmatchError, ConfigError, InputError
+from bidmatch.commands.compare import command
+from trainer.config import make_config, preset_names
+from trainer.data.options import ReadOptions
+from trainer.data.read import read_dataset
+from trainer.evaluate import served_view
+from trainer.run import run_training
+
+# No validation: drawing its curves takes longer than these runs themselves.
+QUICK = {"epochs": 2, "validation_share": 0}
+SHARE = "0.2"
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_shipped_preset_trains(click_log, small_settings, tiny_encoders, tmp_path, name):
+    """Methods on the bag encoder, encoder presets as themselves, all with tiny pretrained weights."""
+    settings = small_settings | QUICK | {"optimiser.warmup": 0, "batch.exact_mining_up_to": 1000}
+    if name == "distilbert":
+        settings["encoder.pretrained"] = tiny_encoders.distilbert
+    if name == "minilm-frozen":
+        settings["encoder.frozen_layers"] = 1
+    config = make_config(name, [f"{key}={value}" for key, value in settings.items()], "bag")
+    dataset = read_dataset([click_log], ReadOptions(test_share=float(SHARE)))
+    report = run_training(dataset, config, tmp_path / "run")
+    losses = [record["loss"]["total"] for record in report["history"]]
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+    metrics = report["test"]["metrics"]
+    chance = 10 / 80
+    assert metrics[served_view(metrics)]["recall@10"] > 100 * chance
+
+
+@pytest.fixture(scope="module")
+def compare(click_log, small_settings) -> Callable[..., object]:
+    """Runs the command in this process with further options; its result as click has it."""
+
+    def run(out: Path, *options: str, data: Path = click_log) -> object:
+        sets = [
+            part for key, value in (small_settings | QUICK).items() for part in ("--set", f"{key}={value}")
+        ]
+        fixed = ["--data", str(data), "--out", str(out), "--test-share", SHARE, "--base", "bag", *sets]
+        return CliRunner().invoke(command, [*fixed, *options])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(compare, click_log, tmp_path_factory):
+    """A comparison of everything that can be a row, one of which is refused in training."""
+    folder = tmp_path_factory.mktemp("compare")
+    dataset = read_dataset([click_log], ReadOptions(test_share=float(SHARE)))
+    truth = dataset.test.clicks
+    perfect = np.full((truth.shape[0], 5), -1, dtype=np.int64)
+    for query in range(truth.shape[0]):
+        labels = truth[query].indices
+        perfect[query, : len(labels)] = labels
+    np.savez(folder / "perfect.npz", topk=perfect, seconds=12.0)
+    options = [
+        "--presets",
+        "unidec,random=unidec:batch.cluster_size=1,depsl,renee:batch.all_labels_up_to=10",
+        "--ranking",
+        f"perfect={folder / 'perfect.npz'}",
+        "--lexical",
+        "--seeds",
+        "2",
+    ]
+    out = folder / "out"
+    result = compare(out, *options, "--json")
+    return out, options, result
+
+
+def rows_of(comparison: dict) -> dict[str, dict]:
+    return {row["name"]: row for row in comparison["rows"]}
+
+
+def test_all_rows_are_measured_alike(finished):
+    out, _, result = finished
+    found = json.loads((out / "compare.json").read_text(encoding="utf-8"))
+    assert json.loads(result.stdout) == found
+    rows = rows_of(found)
+    refused = "renee:batch.all_labels_up_to=10"
+    assert list(rows) == ["unidec", "random", "depsl", refused, "perfect", "tfidf", "nearest", "hybrid"]
+    assert set(rows["unidec"]["views"]) == {"dual_encoder", "classifier", "concatenation"}
+    assert set(rows["depsl"]["views"]) == {"dual_encoder"}
+    assert rows["perfect"]["views"]["ranking"]["all"]["recall@100"]["mean"] == 100.0
+    assert rows["perfect"]["seconds"]["mean"] == 12.0
+    assert rows["hybrid"]["views"]["ranking"]["all"]["P@1"]["mean"] > 20
+    pairs = {
+        sum(row["views"][row["served"]][part]["pairs"]["mean"] for part in ("head", "torso", "tail"))
+        for row in rows.values()
+        if row["served"]
+    }
+    assert pairs == {found["data"]["test_pairs"]}
+
+
+def test_a_row_is_the_mean_of_its_runs(finished):
+    out, _, _ = finished
+    row = rows_of(json.loads((out / "compare.json").read_text(encoding="utf-8")))["unidec"]
+    reports = [json.loads((out / run["folder"] / "report.json").read_text()) for run in row["runs"]]
+    assert [report["config"]["seed"] for report in reports] == [0, 1]
+    for view in ("dual_encoder", "concatenation"):
+        values = [report["test"]["metrics"][view]["P@5"] for report in reports]
+        found = row["views"][view]["all"]["P@5"]
+        assert found["mean"] == pytest.approx(np.mean(values))
+        assert found["sd"] == pytest.approx(np.std(values, ddof=1))
+        assert found["n"] == 2
+    assert row["seconds"]["mean"] > 0
+    assert row["config"]["encoder"]["kind"] == "bag"
+
+
+def test_a_run_that_fails_is_a_row_that_says_why(finished):
+    out, _, result = finished
+    assert isinstance(result.exception, BidmatchError)
+    assert "2 of 8 runs failed" in str(result.exception)
+    row = rows_of(json.loads((out / "compare.json").read_text(encoding="utf-8")))[
+        "renee:batch.all_labels_up_to=10"
+    ]
+    assert row["served"] is None
+    assert all("up to 10 labels" in run["error"] for run in row["runs"])
+    assert "up to 10 labels" in (out / "compare.html").read_text(encoding="utf-8")
+
+
+def test_again_takes_finished_runs_as_they_are(finished, compare):
+    out, options, _ = finished
+    before = {file: file.stat().st_mtime_ns for file in out.glob("*/seed-*/checkpoints/*/*")}
+    assert len(before) >= 12
+    old = rows_of(json.loads((out / "compare.json").read_text(encoding="utf-8")))
+    result = compare(out, *options)
+    assert {file: file.stat().st_mtime_ns for file in out.glob("*/seed-*/checkpoints/*/*")} == before
+    new = rows_of(json.loads((out / "compare.json").read_text(encoding="utf-8")))
+    assert [run["error"] for run in new["unidec"]["runs"]] == [None, None]
+    assert new == old
+    assert "unidec" in result.stdout
+    assert "compare.html" in result.stdout
+
+
+def test_runs_with_other_settings_are_not_mixed_in(finished, compare):
+    out, _, _ = finished
+    result = compare(out, "--presets", "unidec", "--seeds", "1", "--set", "epochs=3")
+    assert isinstance(result.exception, BidmatchError)
+    row = rows_of(json.loads((out / "compare.json").read_text(encoding="utf-8")))["unidec"]
+    assert "epochs (2 there, 3 here)" in row["runs"][0]["error"]
+
+
+def test_rankings_alone_need_no_training(finished, compare, tmp_path):
+    out, _, _ = finished
+    result = compare(tmp_path / "out", "--ranking", f"perfect={out.parent / 'perfect.npz'}", "--lexical")
+    assert result.exception is None, result.exception
+    found = json.loads((tmp_path / "out" / "compare.json").read_text(encoding="utf-8"))
+    assert found["seeds"] == []
+    assert len(found["rows"]) == 4
+    cut = compare(tmp_path / "cut", "--ranking", f"perfect={out.parent / 'perfect.npz'}", "--depth", "1")
+    assert cut.exception is None
+    figures = json.loads((tmp_path / "cut" / "compare.json").read_text())["rows"][0]["views"]["ranking"][
+        "all"
+    ]
+    assert figures["P@1"]["mean"] == 100.0
+    assert math.isclose(figures["P@5"]["mean"], 20.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        ([], ConfigError, "nothing to compare"),
+        (["--presets", "unidec", "--ranking", "unidec=x.npz"], ConfigError, "2 rows are called unidec"),
+        (["--presets", "tfidf=unidec", "--lexical"], ConfigError, "2 rows are called tfidf"),
+        (["--ranking", "x.npz"], ConfigError, "NAME=FILE.npz"),
+        (["--ranking", "x=missing.npz"], InputError, "missing.npz"),
+        (["--presets", "unidec,unidek"], ConfigError, "unidek"),
+        (["--presets", "unidec", "--test-share", "0"], ConfigError, "held out"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_trained(compare, tmp_path, options, error, reason):
+    result = compare(tmp_path / "out", *options)
+    assert isinstance(result.exception, error)
+    assert reason in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_something_else_is_spared(compare, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    result = compare(tmp_path, "--presets", "unidec")
+    assert isinstance(result.exception, ConfigError)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_damaged_run_leaves_the_others(finished, compare, tmp_path):
+    out, _, _ = finished
+    shutil.copytree(out, tmp_path / "out")
+    (tmp_path / "out" / "unidec" / "seed-0" / "report.json").write_text("{", encoding="utf-8")
+    result = compare(tmp_path / "out", "--presets", "unidec,depsl", "--seeds", "1")
+    assert isinstance(result.exception, BidmatchError)
+    rows = rows_of(json.loads((tmp_path / "out" / "compare.json").read_text(encoding="utf-8")))
+    assert rows["unidec"]["runs"][0]["error"]
+    assert rows["depsl"]["views"]["dual_encoder"]["all"]["P@1"]["n"] == 1
+    anew = compare(tmp_path / "out", "--presets", "unidec,depsl", "--seeds", "1", "--overwrite")
+    assert anew.exception is None, anew.exception
+    rows = rows_of(json.loads((tmp_path / "out" / "compare.json").read_text(encoding="utf-8")))
+    assert rows["unidec"]["runs"][0]["error"] is None
