@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,26 +11,14 @@ import pyarrow.compute as pc
 import scipy.sparse as sp
 
 from bidmatch.base.errors import InputError
-from trainer.data.collect import Collector
+from trainer.data.collect import Collector, NumberedFilter, NumberedPairs
 from trainer.data.dataset import Interactions
 from trainer.data.fingerprint import MATCH_TYPE
+from trainer.data.labels import Catalogue, Labels
 from trainer.data.strings import hash64, key_array
 
 _EXACT_IN_FLOAT64 = 2.0**53
 _UNIT_SEPARATOR = pa.scalar("\x1f", pa.large_string())
-
-
-@dataclass(frozen=True)
-class Catalogue:
-    """A phrase list that the data brings along, such as `labels.txt`.
-
-    Attributes:
-        ids: string array (L,), unique.
-        texts: normalised text of each; keys distinct.
-    """
-
-    ids: pa.Array
-    texts: pa.Array
 
 
 @dataclass(frozen=True)
@@ -132,7 +121,7 @@ def assemble(collector: Collector, catalogue: Catalogue | None = None) -> Assemb
 
     Args:
         collector: holds at least one row; its chunks are used up.
-        catalogue: the phrase list of the data, if it has one; every collected phrase is in it.
+        catalogue: the phrase list of the data, if it has one; not used where it lacks a collected phrase.
 
     Raises:
         InputError: an extra phrase column contradicts itself.
@@ -152,11 +141,12 @@ def assemble(collector: Collector, catalogue: Catalogue | None = None) -> Assemb
     spelling = texts.take(pa.array(combo_text[order][first])).cast(pa.string())
     phrase_of_row = phrase_of_combo[combo_of_row]
     has_match_types = match_types.to_pylist() != [""]
-    if catalogue is None:
+    phrase_keys = keys.take(pa.array(identities // kinds))
+    listed = None if catalogue is None else pc.index_in(phrase_keys, value_set=key_array(catalogue.texts))
+    if catalogue is None or listed is None or listed.null_count:
         matches = (
             match_types.take(pa.array(identities % kinds)).cast(pa.string()) if has_match_types else None
         )
-        phrase_keys = keys.take(pa.array(identities // kinds))
         ids = _own_ids(collector.ids, phrase_of_row, len(identities))
         ids = phrase_ids(phrase_keys, matches) if ids is None else ids
         table = pa.table({"id": ids, "text": spelling})
@@ -166,8 +156,7 @@ def assemble(collector: Collector, catalogue: Catalogue | None = None) -> Assemb
             table = table.append_column(name, _extra_column(name, chunks, phrase_of_row, spelling))
     else:
         table = pa.table({"id": catalogue.ids, "text": catalogue.texts.cast(pa.string())})
-        rows = pc.index_in(keys.take(pa.array(identities // kinds)), value_set=key_array(catalogue.texts))
-        phrase_of_row = rows.to_numpy()[phrase_of_row]
+        phrase_of_row = listed.to_numpy()[phrase_of_row]
     weights, part = np.concatenate(collector.weights), np.concatenate(collector.parts)
     return Assembled(
         table,
@@ -176,6 +165,96 @@ def assemble(collector: Collector, catalogue: Catalogue | None = None) -> Assemb
             _interactions(queries, query_of_row, phrase_of_row, weights, part == 1, len(table)),
         ),
     )
+
+
+def assemble_numbered(collector: Collector, labels: Labels) -> Assembled:
+    """As `assemble` with a catalogue, for pairs that all refer to one label list; no pair becomes a string.
+
+    Args:
+        collector: holds numbered pairs and no others; they are used up.
+        labels: the list that all of them refer to.
+    """
+    table = pa.table({"id": labels.catalogue.ids, "text": labels.catalogue.texts})
+    chunks, collector.numbered = collector.numbered, []
+    one, other = (_numbered([c for c in chunks if c.part == part], labels) for part in (0, 1))
+    return Assembled(table, (one, other))
+
+
+def _numbered(chunks: list[NumberedPairs], labels: Labels) -> Interactions:
+    shape = len(labels.catalogue.ids)
+    if not chunks:
+        return Interactions(pa.array([], pa.large_string()), sp.csr_matrix((0, shape), dtype=np.float32))
+    encoded = pa.concat_arrays([chunk.queries for chunk in chunks]).dictionary_encode()
+    order = pc.sort_indices(encoded.dictionary).to_numpy()
+    place = np.empty(len(order), dtype=np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    counts = np.concatenate([chunk.counts for chunk in chunks])
+    rows = np.repeat(place[encoded.indices.to_numpy()], counts)
+    columns = labels.rows[np.concatenate([chunk.numbers for chunk in chunks])]
+    ones = all(chunk.weights is None for chunk in chunks)
+    weights = (
+        np.ones(len(columns), dtype=np.float32)
+        if ones
+        else np.concatenate(
+            [np.ones(len(chunk.numbers)) if chunk.weights is None else chunk.weights for chunk in chunks]
+        )
+    )
+    clicks = sum_pairs(rows, columns, weights, (len(order), shape))
+    return Interactions(encoded.dictionary.take(pa.array(order)), clicks)
+
+
+def take_out_filtered(
+    assembled: Assembled, filters: list[NumberedFilter], skipped: Counter[str]
+) -> Assembled:
+    """Attach the pairs of the filter files to their parts.
+
+    What a filter file names is neither right nor wrong, so it is left out of the clicks, too; a query that
+    has no other pair is left out with it.
+
+    Args:
+        assembled: rows of all files.
+        filters: pairs to take out; of each part that has any, `filtered` is set.
+        skipped: reason -> rows; left-out pairs are added.
+    """
+    chosen = {part: [one for one in filters if one.part == part] for part in (0, 1)}
+    one, other = (
+        _with_filter(interactions, chosen[part], assembled.phrases, skipped) if chosen[part] else interactions
+        for part, interactions in enumerate(assembled.parts)
+    )
+    return Assembled(assembled.phrases, (one, other))
+
+
+def _with_filter(
+    interactions: Interactions, chunks: list[NumberedFilter], phrases: pa.Table, skipped: Counter[str]
+) -> Interactions:
+    rows = pc.index_in(pa.concat_arrays([c.queries for c in chunks]), value_set=interactions.queries)
+    rows = pc.fill_null(rows, -1).to_numpy().repeat(np.concatenate([chunk.counts for chunk in chunks]))
+    keys = key_array(phrases["text"].combine_chunks())
+    lists = {id(chunk.labels): chunk.labels for chunk in chunks}
+    columns_of = {name: _columns_of(labels, keys) for name, labels in lists.items()}
+    columns = np.concatenate([columns_of[id(chunk.labels)][chunk.numbers] for chunk in chunks])
+    known = (rows >= 0) & (columns >= 0)
+    filtered = sp.csr_matrix(
+        (np.ones(int(known.sum()), dtype=bool), (rows[known], columns[known])),
+        shape=interactions.clicks.shape,
+    )
+    filtered.sum_duplicates()
+    clicks = interactions.clicks
+    both = clicks.multiply(filtered).tocsr()
+    if both.nnz:
+        skipped["the pair is in the filter file"] += both.nnz
+        clicks = sp.csr_matrix(clicks - both, dtype=np.float32)
+        clicks.eliminate_zeros()
+        clicks.sort_indices()
+    left = Interactions(interactions.queries, clicks, filtered)
+    some = np.diff(clicks.indptr) > 0
+    return left if some.all() else left.take(np.flatnonzero(some))
+
+
+def _columns_of(labels: Labels, keys: pa.Array) -> np.ndarray:
+    """Column of each line's label among phrases with these keys, int64 (lines,), -1 for none."""
+    found = pc.index_in(key_array(labels.texts), value_set=keys)
+    return pc.fill_null(found, -1).to_numpy().astype(np.int64)
 
 
 def _interactions(

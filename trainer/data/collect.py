@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from bidmatch.base.errors import InputError
 from trainer.data.keywords import match_type_name
+from trainer.data.labels import Labels
 from trainer.data.options import ReadOptions
 from trainer.data.strings import key_array, normalise_array
 
@@ -43,6 +44,46 @@ class Batch:
     extras: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class NumberedPairs:
+    """Checked pairs of queries and numbered labels, four bytes a pair (twelve with weights).
+
+    Attributes:
+        labels: what the numbers refer to.
+        part: 0 training (or undivided), 1 test.
+        queries: string array (n,), key of each row's query; may repeat.
+        counts: int32 (n,), labels of each row, at least 1.
+        numbers: int32 (pairs,), labels of all rows one after another.
+        weights: float64 (pairs,), above 0; None where each pair counts one.
+    """
+
+    labels: Labels
+    part: int
+    queries: pa.Array
+    counts: np.ndarray
+    numbers: np.ndarray
+    weights: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class NumberedFilter:
+    """Pairs to take out of rankings.
+
+    Attributes:
+        labels: what the numbers refer to.
+        part: the part whose rankings they are taken out of.
+        queries: string array (n,), key of each row's query; may repeat.
+        counts: int32 (n,), labels of each row, at least 1.
+        numbers: int32 (pairs,), labels of all rows one after another.
+    """
+
+    labels: Labels
+    part: int
+    queries: pa.Array
+    counts: np.ndarray
+    numbers: np.ndarray
+
+
 def _match_types(cells: pa.Array) -> pa.Array:
     return pa.array([match_type_name(cell) for cell in cells.to_pylist()], pa.large_string())
 
@@ -67,7 +108,7 @@ def _is_empty(column: pa.DictionaryArray) -> np.ndarray:
 
 
 class Collector:
-    """Rows of all files, dictionary-encoded, 18 bytes each plus their distinct strings.
+    """Rows of all files, dictionary-encoded, 18 bytes each plus their distinct strings; fewer where numbered.
 
     Attributes:
         rows: data rows seen.
@@ -79,6 +120,8 @@ class Collector:
         weights: float64 chunks, all > 0.
         parts: int8 chunks: 0 training (or undivided), 1 test.
         extras: chunks by column name.
+        numbered: pairs that refer to label lists by number, apart from the chunks above.
+        filters: pairs that the data's filter files name.
     """
 
     def __init__(self, options: ReadOptions):
@@ -92,6 +135,8 @@ class Collector:
         self.weights: list[np.ndarray] = []
         self.parts: list[np.ndarray] = []
         self.extras: dict[str, list[pa.DictionaryArray]] = {name: [] for name in options.phrase_columns}
+        self.numbered: list[NumberedPairs] = []
+        self.filters: list[NumberedFilter] = []
 
     def leave_out(self, reason: str, rows: int = 1) -> None:
         """Count rows that are no pair and no mistake either, such as a report's total line."""
@@ -109,14 +154,52 @@ class Collector:
         self.rows += 1
         self.skipped[f"bad line: {reason}"] += 1
 
+    def bad_rows(self, reason: str, file: Path, lines: Sequence[int], first: str | None = None) -> None:
+        """Bad lines of one kind, in order: counted under `skip`.
+
+        Args:
+            reason: what is wrong with all of them.
+            file: where they stand.
+            lines: which they are.
+            first: what is wrong with the first of them, where that can be said more exactly.
+
+        Raises:
+            InputError: there is one, under `stop`.
+        """
+        if not len(lines):
+            return
+        if self.options.bad_lines == "stop":
+            self.bad(first or reason, file, int(lines[0]))
+        self.leave_out(f"bad line: {reason}", len(lines))
+
     def extend(self, other: Collector) -> None:
         """Take over all that another collector with the same options holds."""
         self.rows += other.rows
         self.skipped.update(other.skipped)
-        for name in ("queries", "texts", "match_types", "ids", "weights", "parts"):
+        for name in ("queries", "texts", "match_types", "ids", "weights", "parts", "numbered", "filters"):
             getattr(self, name).extend(getattr(other, name))
         for name, chunks in other.extras.items():
             self.extras[name].extend(chunks)
+
+    def spell_out(self) -> None:
+        """Turn numbered pairs into ordinary ones, so that they can be merged with those of other files."""
+        numbered, self.numbered = self.numbered, []
+        for pairs in numbered:
+            queries = pairs.queries.dictionary_encode().take(
+                pa.array(np.repeat(np.arange(len(pairs.counts)), pairs.counts))
+            )
+            used, codes = np.unique(pairs.numbers, return_inverse=True)
+            texts = pairs.labels.texts.take(pa.array(used))
+            batch = Batch(
+                queries,
+                pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), texts),
+                np.ones(len(codes)) if pairs.weights is None else pairs.weights,
+                np.zeros(len(codes), dtype=np.int64),
+            )
+            # Rows were counted when they were read.
+            rows = self.rows
+            self.add(batch, pairs.labels.path, pairs.part)
+            self.rows = rows
 
     def add(self, batch: Batch, file: Path, part: int = 0) -> None:
         """Take the batch's good rows.

@@ -31,9 +31,9 @@ class ParquetLog:
         try:
             with pq.ParquetFile(source.path) as file:
                 self._schema = file.schema_arrow
-        except (pa.ArrowException, OSError) as problem:
+                names = self._schema.names
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
             raise self._damaged(problem) from problem
-        names = self._schema.names
         layout = log_layout(names, options, source.path)
         if layout is None:
             raise InputError(

@@ -40,6 +40,7 @@ class ReadReport(BaseModel):
         total_weight: sum of the weights.
         rows: data rows seen.
         duplicates_merged: rows whose pair was already there; their weights were added up.
+        filter_pairs: pairs that a filter file takes out of rankings, by part ("train", "test").
         skipped: reason -> number of rows left out for it.
         columns: role -> the column used for it, such as {"query": "Search term", "weight": "Clicks"}.
         notes: other things said aloud, such as how the encoding was recognised.
@@ -54,6 +55,7 @@ class ReadReport(BaseModel):
     total_weight: float = 0.0
     rows: int = 0
     duplicates_merged: int = 0
+    filter_pairs: dict[str, int] = {}
     skipped: dict[str, int] = {}
     columns: dict[str, str] = {}
     notes: list[str] = []
@@ -68,17 +70,22 @@ class Interactions:
         queries: Arrow `large_string` array, length N: each query's key, distinct.
         clicks: CSR float32 matrix (N, L): weight (> 0) of each pair; columns index `Dataset.phrases`;
             sorted indices, no explicit zeros, no duplicates.
+        filtered: CSR bool matrix (N, L) of the pairs that the data's filter file names, disjoint from
+            `clicks`, or None where it has no such file. A filtered phrase is neither right nor wrong for its
+            query: it is taken out of a ranking before places are counted, and is no negative in training.
     """
 
     queries: pa.Array
     clicks: sp.csr_matrix
+    filtered: sp.csr_matrix | None = None
 
     def __len__(self) -> int:
         return len(self.queries)
 
     def take(self, rows: np.ndarray) -> Interactions:
         """The interactions of the given query rows, in that order."""
-        return Interactions(self.queries.take(pa.array(rows)), self.clicks[rows])
+        filtered = None if self.filtered is None else self.filtered[rows]
+        return Interactions(self.queries.take(pa.array(rows)), self.clicks[rows], filtered)
 
 
 @dataclass(frozen=True)
@@ -99,3 +106,8 @@ class Dataset:
     test: Interactions
     split: SplitRecord
     report: ReadReport = field(default_factory=lambda: ReadReport(format="in memory"))
+
+    @property
+    def filtered(self) -> sp.csr_matrix | None:
+        """Pairs to take out of the test queries' rankings: `test.filtered`."""
+        return self.test.filtered

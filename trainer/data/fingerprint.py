@@ -13,6 +13,7 @@ from trainer.data.dataset import Interactions
 from trainer.data.strings import hash64, key_array, mix64
 
 MATCH_TYPE = "match_type"
+_PAIRS_AT_ONCE = 1 << 21
 
 
 def fingerprint(phrases: pa.Table, parts: Sequence[Interactions]) -> str:
@@ -29,13 +30,16 @@ def fingerprint(phrases: pa.Table, parts: Sequence[Interactions]) -> str:
         phrase_hash ^= names[match_types.indices.to_numpy()]
     count, sums = 0, [0, 0]
     for part in parts:
-        pairs = part.clicks.tocoo()
-        weights = np.ascontiguousarray(pairs.data, dtype=np.float32).view(np.uint32).astype(np.uint64)
-        queries = hash64(part.queries)[pairs.row]
-        first = mix64(queries ^ mix64(mix64(phrase_hash[pairs.col]) ^ weights))
-        second = mix64(first ^ mix64(queries))
-        with np.errstate(over="ignore"):
-            sums[0] = (sums[0] + int(first.sum(dtype=np.uint64))) & (2**64 - 1)
-            sums[1] = (sums[1] + int(second.sum(dtype=np.uint64))) & (2**64 - 1)
-        count += len(weights)
+        pairs, query_hash = part.clicks.tocoo(), hash64(part.queries)
+        count += pairs.nnz
+        for start in range(0, pairs.nnz, _PAIRS_AT_ONCE):
+            block = slice(start, start + _PAIRS_AT_ONCE)
+            weights = np.ascontiguousarray(pairs.data[block], dtype=np.float32)
+            weights = weights.view(np.uint32).astype(np.uint64)
+            queries = query_hash[pairs.row[block]]
+            first = mix64(queries ^ mix64(mix64(phrase_hash[pairs.col[block]]) ^ weights))
+            second = mix64(first ^ mix64(queries))
+            with np.errstate(over="ignore"):
+                sums[0] = (sums[0] + int(first.sum(dtype=np.uint64))) & (2**64 - 1)
+                sums[1] = (sums[1] + int(second.sum(dtype=np.uint64))) & (2**64 - 1)
     return blake2b(struct.pack("<QQQ", count, *sums), digest_size=16).hexdigest()

@@ -1,22 +1,24 @@
-"""JSON lines: `{"query", "phrase"[, "weight"]}` click logs and `{"query", "labels"}` with `labels.txt`."""
+"""JSON lines: `{"query", "phrase"[, "weight"]}` click logs, and queries with (numbered) labels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
 from bidmatch.base.errors import InputError
-from bidmatch.base.input_files import Source
-from bidmatch.base.text import key, normalise
-from trainer.data.assemble import Catalogue
-from trainer.data.collect import Batch, Collector
+from bidmatch.base.input_files import Source, open_source
+from trainer.data.collect import SKIP_HINT, Collector
 from trainer.data.columns import Layout, log_layout
+from trainer.data.filters import read_filter
+from trainer.data.labels import Labels, label_list
+from trainer.data.lines import LINES_AT_ONCE
+from trainer.data.numbered import Block, NumberedReader
 from trainer.data.numbers import parse_number
 from trainer.data.options import ReadOptions
 from trainer.data.rows import RowBuffer
@@ -24,8 +26,15 @@ from trainer.data.rows import RowBuffer
 _BATCH_PAIRS = 1 << 18
 
 
+class BadLines(Protocol):
+    """Takes lines that cannot be used."""
+
+    def bad(self, reason: str, line: int) -> None:
+        """One such line; returns only where bad lines are skipped."""
+
+
 def objects(
-    source: Source, rows: RowBuffer, advance: Callable[[int], None] | None = None
+    source: Source, rows: BadLines, advance: Callable[[int], None] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, object) of each line that holds a JSON object; other lines are bad, blank ones passed over.
 
@@ -115,117 +124,120 @@ def _text(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-@dataclass(frozen=True)
-class Labels:
-    """`labels.txt`, read.
-
-    Attributes:
-        path: the file.
-        catalogue: its distinct labels; the id is the number of the first line (from 0) that holds it.
-        texts: normalised text of every line, "" where it is empty.
-        merged: lines whose key an earlier line had.
-        empty: lines without text.
-    """
-
-    path: Path
-    catalogue: Catalogue
-    texts: pa.Array
-    merged: int
-    empty: int
-
-
-def read_labels(path: Path) -> Labels:
-    """Read `labels.txt`: one label a line, numbered from 0.
-
-    Raises:
-        InputError: missing, or not UTF-8 text.
-    """
-    try:
-        raw = path.read_bytes()
-    except OSError as problem:
-        raise InputError(
-            f"cannot be read ({problem.strerror})",
-            file=path,
-            hint='Files of {"query", "labels"} with numbers need a labels.txt beside them, one label a line.',
-        ) from None
-    try:
-        lines = raw.decode("utf-8-sig").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as bad:
-        line = raw[: bad.start].count(b"\n") + 1
-        raise InputError(
-            "is not UTF-8 text from here on", file=path, line=line, hint="Save it as UTF-8."
-        ) from None
-    texts = [normalise(line) for line in lines]
-    first: dict[str, int] = {}
-    for number, text in enumerate(texts):
-        if text:
-            first.setdefault(key(text), number)
-    kept = list(first.values())
-    empty = texts.count("")
-    return Labels(
-        path,
-        Catalogue(pa.array([str(number) for number in kept]), pa.array([texts[number] for number in kept])),
-        pa.array(texts, pa.large_string()),
-        len(texts) - empty - len(kept),
-        empty,
-    )
-
-
 def read_labelled(
     source: Source,
+    fields: LabelledFields,
     labels: Labels | None,
+    filter_file: Path | None,
     collector: Collector,
     part: int,
     advance: Callable[[int], None] | None = None,
 ) -> None:
-    """Read `{"query", "labels"}` lines: numbers into `labels`, or the label texts themselves. Weights are 1.
+    """Read lines of a query and its labels: numbers into `labels`, or the label texts themselves.
+
+    Args:
+        source: the file.
+        fields: names of its fields.
+        labels: the label list that numbers refer to, if there is one.
+        filter_file: pairs to take out of rankings, by line of this file (from 0) and number.
+        collector: takes the pairs; their weight is 1 where no field has it.
+        part: 0 training (or undivided), 1 test.
+        advance: told of each block of bytes read.
 
     Raises:
         InputError: a line is bad and bad lines stop.
     """
     rows = RowBuffer(collector, source, part)
-    numbers = _NumberedPairs(collector, source, labels, part)
-    texts = labels.texts.to_pylist() if labels is not None else []
+    numbers = _NumberedLines(collector, source, labels, part, filter_file)
+    line = 0
     for line, value in objects(source, rows, advance):
-        query, found = value.get("query"), value.get("labels")
-        if not isinstance(query, str):
-            reason = 'the field "query" is missing or is no text'
+        query, found, weights = fields.query(value), value.get(fields.labels), fields.weights_of(value)
+        if query is None:
+            reason = fields.no_query
         elif not isinstance(found, list):
-            reason = 'the field "labels" is missing or is no list'
-        elif all(type(label) is int for label in found):
-            reason = _label_fault(found, texts)
+            reason = f'the field "{fields.labels}" is missing or is no list'
+        elif weights is not None and len(weights) != len(found):
+            reason = f'the field "{fields.weights}" is no list of numbers as long as "{fields.labels}"'
+        elif labels is not None and all(type(label) is int for label in found):
+            numbers.add(line, query, found, weights)
+            continue
         elif all(isinstance(label, str) for label in found):
             reason = ""
+        elif all(type(label) is int for label in found):
+            reason = "the labels are numbers, and there is no label list beside the file"
         else:
             reason = "the labels are neither all whole numbers nor all texts"
-        if reason or not isinstance(query, str) or not isinstance(found, list):
+        if reason or query is None or not isinstance(found, list):
             numbers.flush()
             rows.bad(reason, line)
         elif not found:
             collector.leave_out("the query has no labels")
-        elif isinstance(found[0], str):
-            for label in found:
-                rows.add(line, query, label)
         else:
-            numbers.add(line, query, found)
-    numbers.flush()
+            for at, label in enumerate(found):
+                rows.add(line, query, label, 1.0 if weights is None else weights[at])
+    numbers.finish(max(line, rows.last_bad))
     rows.flush()
 
 
-def _label_fault(found: list[int], texts: list[str]) -> str:
-    for label in found:
-        if not 0 <= label < len(texts):
-            return f"label {label} is not a line of labels.txt (0 to {len(texts) - 1:,})"
-        if not texts[label]:
-            return f"label {label} is an empty line of labels.txt"
-    return ""
+@dataclass(frozen=True)
+class LabelledFields:
+    """Names of the fields of a file of queries with labels.
+
+    Attributes:
+        queries: fields whose texts, joined by a blank, are the query; one of them must be there.
+        labels: the field with the list of labels.
+        weights: the field with the list of their weights, or None for none; it may be missing from a line.
+    """
+
+    queries: tuple[str, ...] = ("query",)
+    labels: str = "labels"
+    weights: str | None = None
+
+    def query(self, value: dict[str, Any]) -> str | None:
+        """The query of a line, or None where no field has it."""
+        return joined_text(value, self.queries)
+
+    @property
+    def no_query(self) -> str:
+        """What is wrong with a line without a query."""
+        if len(self.queries) == 1:
+            return f'the field "{self.queries[0]}" is missing or is no text'
+        return f"none of the fields {', '.join(self.queries)} is a text"
+
+    def weights_of(self, value: dict[str, Any]) -> list[float] | None:
+        """Weights of a line's labels; None where it has none; empty where they are no numbers."""
+        found = None if self.weights is None else value.get(self.weights)
+        if found is None:
+            return None
+        plain = isinstance(found, list) and all(type(weight) in (int, float) for weight in found)
+        return found if plain else []
 
 
-class _NumberedPairs:
-    """Buffers (query, label numbers) and hands them on without making a string of each label."""
+def joined_text(value: dict[str, Any], fields: Sequence[str]) -> str | None:
+    """The texts of the fields, joined by a blank; None where no field is a text."""
+    if len(fields) == 1:
+        only = value.get(fields[0])
+        return only if isinstance(only, str) else None
+    texts = [value[name] for name in fields if isinstance(value.get(name), str)]
+    return " ".join(text for text in texts if text) if texts else None
 
-    def __init__(self, collector: Collector, source: Source, labels: Labels | None, part: int):
-        self._collector, self._source, self._labels, self._part = collector, source, labels, part
+
+class _NumberedLines:
+    """Gathers lines of numbered labels into blocks, without making a string of each label."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        source: Source,
+        labels: Labels | None,
+        part: int,
+        filter_file: Path | None,
+    ):
+        self._reader = None
+        self._source = source
+        if labels is not None:
+            pairs = read_filter(filter_file, labels, collector)
+            self._reader = NumberedReader(collector, source.path, labels, part, pairs)
         self._clear()
 
     def _clear(self) -> None:
@@ -233,28 +245,120 @@ class _NumberedPairs:
         self._queries: list[str] = []
         self._counts: list[int] = []
         self._numbers: list[int] = []
+        self._weights: list[float] = []
 
-    def add(self, line: int, query: str, numbers: list[int]) -> None:
+    def add(self, line: int, query: str, numbers: list[int], weights: list[float] | None) -> None:
         self._lines.append(line)
         self._queries.append(query)
         self._counts.append(len(numbers))
         self._numbers.extend(numbers)
-        if len(self._numbers) >= _BATCH_PAIRS:
+        if weights is None and self._weights:
+            weights = [1.0] * len(numbers)
+        if weights is not None:
+            missing = len(self._numbers) - len(self._weights) - len(weights)
+            self._weights.extend([1.0] * missing)
+            self._weights.extend(weights)
+        if len(self._numbers) >= _BATCH_PAIRS or len(self._lines) >= LINES_AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
-        if not self._lines or self._labels is None:
+        if not self._lines or self._reader is None:
             return
-        queries = pa.array(self._queries, pa.large_string()).dictionary_encode()
-        repeat = np.repeat(np.arange(len(self._lines)), self._counts)
-        used, codes = np.unique(np.array(self._numbers), return_inverse=True)
-        batch = Batch(
-            queries.take(pa.array(repeat)),
-            pa.DictionaryArray.from_arrays(
-                pa.array(codes, pa.int32()), self._labels.texts.take(pa.array(used))
-            ),
-            np.ones(len(repeat)),
-            np.array(self._lines)[repeat],
+        block = Block(
+            np.array(self._lines, dtype=np.int64),
+            pa.array(self._queries, pa.large_string()),
+            np.array(self._counts, dtype=np.int64),
+            _int64(self._numbers),
+            np.array(self._weights, dtype=np.float64) if self._weights else None,
         )
         self._clear()
-        self._collector.add(batch, self._source.path, self._part)
+        self._reader.add(block)
+
+    def finish(self, rows: int) -> None:
+        self.flush()
+        if self._reader is not None:
+            self._reader.finish(rows)
+
+
+def _int64(numbers: list[int]) -> np.ndarray:
+    try:
+        return np.array(numbers, dtype=np.int64)
+    except OverflowError:
+        return np.array([min(number, 2**63 - 1) for number in numbers], dtype=np.int64)
+
+
+class _BadLabels:
+    """Bad lines of a label list, which hold no pair: left empty, or an error."""
+
+    def __init__(self, path: Path, options: ReadOptions):
+        self._path, self._options = path, options
+
+    def bad(self, reason: str, line: int) -> None:
+        if self._options.bad_lines == "stop":
+            raise InputError(reason, file=self._path, line=line, hint=SKIP_HINT)
+
+
+def read_label_objects(
+    path: Path,
+    fields: Sequence[str],
+    id_field: str,
+    options: ReadOptions,
+    advance: Callable[[int], None] | None = None,
+) -> tuple[Labels, pa.Array]:
+    """Read a label list of one JSON object a line.
+
+    Args:
+        path: the file, plain or packed.
+        fields: fields whose texts, joined by a blank, are the label.
+        id_field: the field with the label's own id.
+        options: with `bad_lines`, whether a line that cannot be read stops or counts as an empty label.
+        advance: told of each block of bytes read.
+
+    Returns:
+        The labels, and the own id of every line, string array (lines,), "" for none.
+
+    Raises:
+        InputError: the file cannot be read, or a line is bad and bad lines stop.
+    """
+    source = open_source(path)
+    bad = _BadLabels(path, options)
+    texts, ids = _Column(), _Column()
+    for line, value in objects(source, bad, advance):
+        text = joined_text(value, fields)
+        if text is None:
+            bad.bad(f"no field {' or '.join(fields)} is a text", line)
+            continue
+        own = value.get(id_field)
+        texts.put(line - 1, text)
+        ids.put(line - 1, "" if own is None else str(own))
+    if not len(texts):
+        raise InputError("holds no label", file=path)
+    own_ids = ids.array()
+    return label_list(path, texts.array(), own_ids), own_ids
+
+
+class _Column:
+    """Texts by position, as an Arrow array in the making; positions passed over hold ""."""
+
+    def __init__(self) -> None:
+        self._chunks: list[pa.Array] = []
+        self._waiting: list[str] = []
+        self._done = 0
+
+    def __len__(self) -> int:
+        return self._done + len(self._waiting)
+
+    def put(self, position: int, text: str) -> None:
+        self._waiting.extend([""] * (position - len(self)))
+        self._waiting.append(text)
+        if len(self._waiting) >= LINES_AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._chunks.append(pa.array(self._waiting, pa.large_string()))
+        self._done += len(self._waiting)
+        self._waiting = []
+
+    def array(self) -> pa.Array:
+        self._flush()
+        return pa.concat_arrays(self._chunks)

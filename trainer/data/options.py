@@ -24,6 +24,8 @@ class ReadOptions(BaseModel):
         quoted: whether `"` quotes fields in a tab-separated click log (in CSV and ads reports it does).
         bad_lines: `stop` at the first bad line, or `skip` and count.
         phrases: file of (id, text) that gives User Behavior Insights' object ids their texts.
+        text_fields: fields whose texts, joined, are a query or a phrase, in a format that has several, such
+            as title and content; none: the format's own.
         actions: names of the User Behavior Insights events that count as a click.
         test_share: share of queries to hold out where the data has no test part of its own.
         split_seed: salt of the hash that chooses them.
@@ -40,6 +42,7 @@ class ReadOptions(BaseModel):
     quoted: bool = False
     bad_lines: Literal["stop", "skip"] = "stop"
     phrases: Path | None = None
+    text_fields: tuple[str, ...] = ()
     actions: tuple[str, ...] = ("click", "item_click")
     test_share: float = Field(default=0.1, ge=0, lt=1)
     split_seed: int = Field(default=0, ge=0)

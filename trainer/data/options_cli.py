@@ -53,6 +53,12 @@ _OPTIONS = (
         help="File of id and text for the object ids of User Behavior Insights events.",
     ),
     click.option(
+        "--text-fields",
+        metavar="A,B",
+        default="",
+        help="Fields that make up a text, such as title,content; default: the title (BEIR: title,text).",
+    ),
+    click.option(
         "--action",
         "actions",
         multiple=True,
@@ -87,7 +93,8 @@ def read_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 f"--phrase-columns {taken[0]}: the phrase table has a column of that name of its own",
                 hint="Rename the column in the log.",
             )
-        options = ReadOptions(**{**values, "phrase_columns": columns})
+        fields = tuple(name.strip() for name in values["text_fields"].split(",") if name.strip())
+        options = ReadOptions(**{**values, "phrase_columns": columns, "text_fields": fields})
         return command(*args, read_options=options, **kwargs)
 
     for option in reversed(_OPTIONS):

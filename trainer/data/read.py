@@ -15,20 +15,17 @@ import scipy.sparse as sp
 
 from bidmatch.base.console import progress
 from bidmatch.base.errors import InputError
-from bidmatch.base.input_files import open_source
-from trainer.data.assemble import Assembled, assemble
+from trainer.data.assemble import Assembled, assemble, assemble_numbered, take_out_filtered
 from trainer.data.collect import Collector
 from trainer.data.dataset import Dataset, Interactions, ReadReport, SplitRecord
 from trainer.data.fingerprint import fingerprint
+from trainer.data.folders import Entry, entries
 from trainer.data.options import ReadOptions
-from trainer.data.recognise import Recognised, recognise
+from trainer.data.recognised import Recognised
 from trainer.data.split import split_by_query
-from trainer.data.ubi import UbiJoin
 
 __all__ = ["Log", "ReadOptions", "read_dataset", "read_log", "report_lines"]
 
-_TRAIN_STEMS = ("trn", "train")
-_TEST_STEMS = ("tst", "test")
 _BAR_FROM_BYTES = 50_000_000
 
 
@@ -56,77 +53,46 @@ class _Reading:
     report: ReadReport
 
 
-def _stem(path: Path) -> str:
-    return path.name.split(".", 1)[0].casefold()
-
-
-def _files(paths: Sequence[Path]) -> tuple[list[tuple[Path, int]], list[str]]:
-    """(file, part) of all inputs, and what was left out of folders."""
-    files: list[tuple[Path, int]] = []
-    notes: list[str] = []
-    for path in paths:
-        if not path.is_dir():
-            files.append((path, 0))
-            continue
-        inside = sorted(
-            entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith(".")
-        )
-        train = [entry for entry in inside if _stem(entry) in _TRAIN_STEMS]
-        test = [entry for entry in inside if _stem(entry) in _TEST_STEMS]
-        if train and test:
-            files += [(entry, 0) for entry in train] + [(entry, 1) for entry in test]
-            rest = [
-                entry.name for entry in inside if entry not in train + test and entry.name != "labels.txt"
-            ]
-        else:
-            logs = [entry for entry in inside if entry.name != "labels.txt" and not _is_document(entry)]
-            files += [(entry, 0) for entry in logs]
-            rest = [entry.name for entry in inside if _is_document(entry)]
-            if not logs:
-                raise InputError("the folder holds no log file", file=path)
-        if rest:
-            notes.append(f"left out of the folder {path}: {', '.join(rest)}")
-    return files, notes
-
-
-def _is_document(path: Path) -> bool:
-    return path.suffix.casefold() in (".md", ".rst") or path.stem.casefold() in (
-        "readme",
-        "license",
-        "licence",
-    )
-
-
 def _read(paths: Sequence[Path], options: ReadOptions) -> _Reading:
-    files, notes = _files([Path(path) for path in paths])
+    files, notes = entries([Path(path) for path in paths], options)
     if not files:
         raise InputError("no file was named")
-    ubi = UbiJoin(options)
-    recognised = [(recognise(open_source(path), options, ubi), part) for path, part in files]
+    recognised = [(entry.recognise(), entry.part) for entry in files]
     recognised.sort(key=lambda one: not one[0].first)
     collector = Collector(options)
     with _bar(files) as advance:
         for one, part in recognised:
             one.read(collector, part, advance)
-    if not collector.queries:
+    if not collector.queries and not collector.numbered:
         raise _nothing_left(collector, files)
-    label_lists = {one.labels.path: one.labels for one, _ in recognised if one.labels is not None}
-    shared = len(label_lists) == 1 and all(one.labels is not None for one, _ in recognised)
-    assembled = assemble(collector, next(iter(label_lists.values())).catalogue if shared else None)
-    merged = (
-        collector.rows - sum(collector.skipped.values()) - sum(part.clicks.nnz for part in assembled.parts)
-    )
-    given = any(part for _, part in files)
+    assembled = _assembled(recognised, collector)
+    rows = collector.rows - sum(collector.skipped.values())
+    merged = rows - sum(part.clicks.nnz for part in assembled.parts)
+    if collector.filters:
+        assembled = take_out_filtered(assembled, collector.filters, collector.skipped)
+        if not any(part.clicks.nnz for part in assembled.parts):
+            raise _nothing_left(collector, files)
+    given = any(entry.part for entry in files)
     if given:
         assembled = _keep_test_out_of_training(assembled, notes)
     return _Reading(assembled, given, _report(recognised, collector, assembled, merged, notes))
 
 
-def _nothing_left(collector: Collector, files: Sequence[tuple[Path, int]]) -> InputError:
+def _assembled(recognised: Sequence[tuple[Recognised, int]], collector: Collector) -> Assembled:
+    """Pairs by number stay so where all refer to one label list; else all pairs become pairs of texts."""
+    lists = {id(one.labels): one.labels for one, _ in recognised}
+    only = next(iter(lists.values())) if len(lists) == 1 else None
+    if only is not None and not collector.queries:
+        return assemble_numbered(collector, only)
+    collector.spell_out()
+    return assemble(collector, None if only is None else only.catalogue)
+
+
+def _nothing_left(collector: Collector, files: Sequence[Entry]) -> InputError:
     counts = "; ".join(f"{count:,} {reason}" for reason, count in collector.skipped.most_common())
     return InputError(
         "no (query, phrase) pair is left to learn from" + (f" (left out: {counts})" if counts else ""),
-        file=files[0][0] if len(files) == 1 else None,
+        file=files[0].paths[0] if len(files) == 1 else None,
         hint="Every row was left out. Choose a longer date range, or weigh by impressions if clicks are 0."
         if counts
         else "There are no rows below the header. Choose a longer date range and export again.",
@@ -134,8 +100,8 @@ def _nothing_left(collector: Collector, files: Sequence[tuple[Path, int]]) -> In
 
 
 @contextmanager
-def _bar(files: Sequence[tuple[Path, int]]) -> Iterator[Callable[[int], None] | None]:
-    total = sum(path.stat().st_size for path, _ in files)
+def _bar(files: Sequence[Entry]) -> Iterator[Callable[[int], None] | None]:
+    total = sum(path.stat().st_size for entry in files for path in entry.paths if path.is_file())
     if total < _BAR_FROM_BYTES:
         yield None
         return
@@ -189,6 +155,11 @@ def _report(
             f"{len(assembled.phrases):,} phrases are {texts:,} texts: one text bought in several match types "
             "is several phrases, each with its own clicks"
         )
+    filtered = {
+        name: int(part.filtered.nnz)
+        for name, part in zip(("train", "test"), parts, strict=True)
+        if part.filtered is not None
+    }
     return ReadReport(
         format="; ".join(names),
         files=[str(one.source.path) for one, _ in recognised],
@@ -198,6 +169,7 @@ def _report(
         total_weight=float(sum(part.clicks.sum(dtype=np.float64) for part in parts)),
         rows=collector.rows,
         duplicates_merged=merged,
+        filter_pairs=filtered,
         skipped=dict(collector.skipped.most_common()),
         columns={role: " | ".join(headers) for role, headers in columns.items()},
         notes=said,
@@ -221,15 +193,28 @@ def join(one: Interactions, other: Interactions) -> Interactions:
     if len(other) == 0:
         return one
     queries = pa.concat_arrays([one.queries, other.queries])
-    both = Interactions(queries, sp.csr_matrix(sp.vstack([one.clicks, other.clicks])))
+    both = Interactions(
+        queries, sp.csr_matrix(sp.vstack([one.clicks, other.clicks])), _join_filtered(one, other)
+    )
     return both.take(pc.sort_indices(queries).to_numpy())
+
+
+def _join_filtered(one: Interactions, other: Interactions) -> sp.csr_matrix | None:
+    if one.filtered is None and other.filtered is None:
+        return None
+    rows = [
+        sp.csr_matrix(part.clicks.shape, dtype=bool) if part.filtered is None else part.filtered
+        for part in (one, other)
+    ]
+    return sp.csr_matrix(sp.vstack(rows))
 
 
 def read_dataset(paths: Sequence[Path], options: ReadOptions | None = None) -> Dataset:
     """Read logs, reports or dataset folders into one `Dataset`, each file recognised by its content.
 
-    A folder with `trn.*` (or `train.*`) and `tst.*` (or `test.*`) files brings its split along; otherwise
-    `options.test_share` of the queries is held out by hash. Several files of any kinds are merged.
+    A folder with `trn.*` (or `train.*`) and `tst.*` (or `test.*`) files, or of another layout with a test
+    part, brings its split along; otherwise `options.test_share` of the queries is held out by hash. Several
+    files of any kinds are merged.
 
     Args:
         paths: files and folders.
@@ -264,6 +249,9 @@ def report_lines(report: ReadReport, split: SplitRecord | None = None) -> list[s
         f"left out: {count:,} {'row' if count == 1 else 'rows'}: {reason}"
         for reason, count in report.skipped.items()
     ]
+    if report.filter_pairs:
+        of = ", ".join(f"{count:,} of {name} queries" for name, count in report.filter_pairs.items())
+        lines.append(f"filter files: pairs taken out of rankings: {of}")
     lines += [f"note: {note}" for note in report.notes]
     if split is not None:
         how = (

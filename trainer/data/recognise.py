@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -15,52 +15,31 @@ from bidmatch.base.input_files import EmptyFileError, Source, decode_head, detec
 from trainer.data import delimited, jsonlines
 from trainer.data.collect import Collector
 from trainer.data.columnar import ParquetLog
-from trainer.data.jsonlines import Labels
+from trainer.data.filters import filter_beside
+from trainer.data.jsonlines import LabelledFields
+from trainer.data.labels import read_label_lines
 from trainer.data.options import ReadOptions
+from trainer.data.recognised import LabelLists, Recognised, packed
 from trainer.data.report_text import TextReport, recognise_text_report
+from trainer.data.text2text import is_text2text, label_list_beside, recognise_text2text
 from trainer.data.ubi import UbiJoin, is_event, is_query
 from trainer.data.workbook import Workbook
+from trainer.data.xmc_json import is_xmc_object, recognise_xmc_json
 
 _LOOK_AT_LINES = 100
+# "points features labels", then "label,label feature:value feature:value".
+_BAG_OF_WORDS = re.compile(r"\d+ \d+ \d+\r?\n(\d+(,\d+)*)? *\d+:\S+( \d+:\S+)* *\r?\n")
+_SPARSE = re.compile(r"\d+ \d+\r?\n(\d+:\S+( \d+:\S+)*)? *\r?\n")
 
 
-class Read(Protocol):
-    """Reads one recognised file into a collector."""
-
-    def __call__(self, collector: Collector, part: int, advance: Callable[[int], None] | None = None) -> None:
-        """Read; `advance` is told of each block of bytes read from disk."""
-
-
-@dataclass(frozen=True)
-class Recognised:
-    """A file whose kind is known.
-
-    Attributes:
-        source: the file.
-        format: name for people.
-        read: reads its pairs.
-        columns: role -> header.
-        notes: what else to say.
-        labels: the label list that its numbers refer to, if it is of that kind.
-        first: whether it must be read before the others, which refer to it.
-    """
-
-    source: Source
-    format: str
-    read: Read
-    columns: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    labels: Labels | None = None
-    first: bool = False
-
-
-def recognise(source: Source, options: ReadOptions, ubi: UbiJoin) -> Recognised:
+def recognise(source: Source, options: ReadOptions, ubi: UbiJoin, lists: LabelLists) -> Recognised:
     """Find out what a file is.
 
     Args:
         source: the file.
         options: what the user said of it.
         ubi: shared by the files of one call, for those that are User Behavior Insights.
+        lists: shared by the files of one call, for those that refer to a label list.
 
     Raises:
         InputError: nothing that can be read.
@@ -80,17 +59,32 @@ def recognise(source: Source, options: ReadOptions, ubi: UbiJoin) -> Recognised:
             raise InputError(
                 f"is JSON in {encoding_name(encoding)}", file=source.path, hint="Save the file as UTF-8."
             )
-        return _recognise_json(source, options, ubi)
+        return _recognise_json(source, options, ubi, lists)
     if head.lstrip().startswith("[{"):
         raise InputError(
             "is one JSON array, not JSON lines",
             file=source.path,
             hint="Write one object a line, for instance with: jq -c '.[]' file.json > file.jsonl",
         )
+    label_file = label_list_beside(source.path)
+    if label_file is not None and is_text2text(head):
+        return recognise_text2text(source, label_file, encoding, options, lists)
+    if _BAG_OF_WORDS.match(head):
+        raise InputError(
+            "is a bag-of-words file of the extreme classification repository, which holds no text",
+            file=source.path,
+            hint="Download the data set's raw texts; their folder is read as it is.",
+        )
+    if _SPARSE.match(head):
+        raise InputError(
+            "is a sparse label matrix, which belongs to files of texts",
+            file=source.path,
+            hint="Name the folder that holds it together with trn_X.txt and Y.txt.",
+        )
     found = recognise_text_report(source, head, encoding, options)
     if isinstance(found, TextReport):
         written = "TSV" if found.delimiter == "\t" else "CSV"
-        return _recognised_report(found, f"{written}{_packed(source)}, {encoding_name(encoding)}")
+        return _recognised_report(found, f"{written}{packed(source)}, {encoding_name(encoding)}")
     try:
         return _recognise_log(source, head, encoding, options)
     except InputError:
@@ -131,17 +125,13 @@ def _recognised_report(found: TextReport | Workbook, written: str) -> Recognised
 
 def _recognise_log(source: Source, head: str, encoding: str, options: ReadOptions) -> Recognised:
     dialect, layout = delimited.recognise_log(source, head, encoding, options)
-    name = f"click log ({dialect.name}{_packed(source)}, {encoding_name(encoding)})"
+    name = f"click log ({dialect.name}{packed(source)}, {encoding_name(encoding)})"
     notes = [] if dialect.header_lines else ["no header line: columns taken by position"]
 
     def read(collector: Collector, part: int, advance: Callable[[int], None] | None = None) -> None:
         delimited.read_log_file(source, dialect, layout, collector, part, advance)
 
     return Recognised(source, name, read, layout.names, notes)
-
-
-def _packed(source: Source) -> str:
-    return f", {source.packing}" if source.packing else ""
 
 
 def _first_object(source: Source) -> dict[str, Any]:
@@ -165,65 +155,54 @@ def _first_object(source: Source) -> dict[str, Any]:
     raise InputError("holds no JSON object", file=source.path)
 
 
-def _recognise_json(source: Source, options: ReadOptions, ubi: UbiJoin) -> Recognised:
+def _recognise_json(source: Source, options: ReadOptions, ubi: UbiJoin, lists: LabelLists) -> Recognised:
     first = _first_object(source)
     if "query" in first and "labels" in first:
-        return _recognise_labelled(source, first)
+        return _recognise_labelled(source, first, lists)
+    if is_xmc_object(first):
+        return recognise_xmc_json(source, options, lists)
     if is_query(first):
         return _recognise_ubi_queries(source, ubi)
     if is_event(first):
         columns = {"query": "user_query", "phrase": "event_attributes.object.object_id"}
-        name = f"User Behavior Insights events (JSONL{_packed(source)})"
+        name = f"User Behavior Insights events (JSONL{packed(source)})"
         return Recognised(source, name, partial(ubi.read_events, source), columns)
     found = jsonlines.object_layout(first, options, source.path)
     if found is None:
         raise InputError(
             "the JSON objects have no field named as a query and a phrase (fields: " + ", ".join(first) + ")",
             file=source.path,
-            hint="Say which to use with --query-column and --phrase-column.",
+            hint="Say which to use with --query-column and --phrase-column. "
+            "Where the file is one of a data set's several, name their folder.",
         )
     names, layout = found
 
     def read(collector: Collector, part: int, advance: Callable[[int], None] | None = None) -> None:
         jsonlines.read_objects(source, names, layout, collector, part, advance)
 
-    return Recognised(source, f"click log (JSONL{_packed(source)})", read, layout.names)
+    return Recognised(source, f"click log (JSONL{packed(source)})", read, layout.names)
 
 
 def _recognise_ubi_queries(source: Source, ubi: UbiJoin) -> Recognised:
     def read(collector: Collector, part: int, advance: Callable[[int], None] | None = None) -> None:  # noqa: ARG001
         ubi.read_queries(source, collector, advance)
 
-    return Recognised(source, f"User Behavior Insights queries (JSONL{_packed(source)})", read, first=True)
+    return Recognised(source, f"User Behavior Insights queries (JSONL{packed(source)})", read, first=True)
 
 
-def _recognise_labelled(source: Source, first: dict[str, Any]) -> Recognised:
+def _recognise_labelled(source: Source, first: dict[str, Any], lists: LabelLists) -> Recognised:
     found = first["labels"]
     beside = source.path.parent / "labels.txt"
     texts = isinstance(found, list) and bool(found) and isinstance(found[0], str)
-    labels = None if texts and not beside.exists() else jsonlines.read_labels(beside)
-    notes = []
-    if labels is not None:
-        if labels.merged:
-            notes.append(
-                f"{labels.merged:,} lines of labels.txt repeat an earlier label and were merged with it"
-            )
-        if labels.empty:
-            notes.append(f"{labels.empty:,} lines of labels.txt are empty")
+    labels = None
+    if not texts or beside.exists():
+        labels = lists.get(beside, lambda: read_label_lines(beside))
+    filter_file = None if labels is None else filter_beside(source.path)
 
     def read(collector: Collector, part: int, advance: Callable[[int], None] | None = None) -> None:
-        jsonlines.read_labelled(source, labels, collector, part, advance)
+        jsonlines.read_labelled(source, LabelledFields(), labels, filter_file, collector, part, advance)
 
-    name = (
-        'queries with labels (JSONL{"query", "labels"}'
-        + (" and labels.txt" if labels else "")
-        + _packed(source)
-    )
-    return Recognised(
-        source,
-        name.replace("JSONL{", "JSONL {") + ")",
-        read,
-        {"query": "query", "phrase": "labels"},
-        notes,
-        labels,
-    )
+    beside_name = " and labels.txt" if labels else ""
+    name = f'queries with labels (JSONL {{"query", "labels"}}{beside_name}{packed(source)})'
+    columns = {"query": "query", "phrase": "labels"}
+    return Recognised(source, name, read, columns, [] if labels is None else labels.notes(), labels)

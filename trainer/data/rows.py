@@ -12,7 +12,7 @@ import pyarrow as pa
 from bidmatch.base.input_files import Source, undecodable
 from trainer.data.collect import Batch, Collector
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 _BATCH_ROWS = 1 << 16
 
 
@@ -24,12 +24,16 @@ class RowBuffer:
         source: the file the rows come from.
         part: 0 training (or undivided), 1 test.
         encoding: its text encoding, to explain bytes that are not text.
+
+    Attributes:
+        last_bad: line of the last bad row, 0 for none.
     """
 
     def __init__(self, collector: Collector, source: Source, part: int, encoding: str = "utf-8"):
         self.collector, self.source, self.part, self.encoding = collector, source, part, encoding
         self._extra_names = collector.options.phrase_columns
         self._rows: list[tuple[Any, ...]] = []
+        self.last_bad = 0
 
     def add(
         self,
@@ -54,6 +58,7 @@ class RowBuffer:
         """
         if self.collector.options.bad_lines == "stop":
             self.flush()
+        self.last_bad = line
         self.collector.bad(reason, self.source.path, line, hint)
 
     def flush(self) -> None:
@@ -88,7 +93,7 @@ class RowBuffer:
     def _without_broken_text(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         good = []
         for row in rows:
-            if any(isinstance(cell, str) and _SURROGATE.search(cell) for cell in row):
+            if any(isinstance(cell, str) and SURROGATE.search(cell) for cell in row):
                 if self.collector.options.bad_lines == "stop":
                     raise undecodable(self.source, self.encoding)
                 self.collector.bad("the text is not UTF-8", self.source.path, row[0])

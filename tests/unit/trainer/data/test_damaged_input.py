@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import importlib.util
 import io
+import shutil
 from pathlib import Path
 
 import openpyxl
@@ -101,3 +103,37 @@ def test_cut_and_spliced(tmp_path, name, at, to, junk, bad_lines):
 def test_anything(tmp_path, content):
     for bad_lines in ("stop", "skip"):
         refuse_or_read(tmp_path / "f", content, bad_lines)
+
+
+def _layouts():
+    spec = importlib.util.spec_from_file_location("layouts", Path(__file__).parent / "layouts.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+LAYOUTS = _layouts()
+
+
+@pytest.mark.parametrize("name", LAYOUTS.LAYOUTS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_of_a_data_set(tmp_path, name, data):
+    folder = tmp_path / "set"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    LAYOUTS.LAYOUTS[name](folder)
+    LAYOUTS.write_filters(folder)
+    path = data.draw(st.sampled_from(sorted(path for path in folder.rglob("*") if path.is_file())))
+    content = path.read_bytes()
+    start, end = sorted(data.draw(st.tuples(st.integers(0, len(content)), st.integers(0, len(content)))))
+    junk = data.draw(
+        st.one_of(st.binary(max_size=6), st.sampled_from([*JUNK, b"1:", b" 7", b"::", b"99999"]))
+    )
+    path.write_bytes(content[:start] + junk + content[end:])
+    with contextlib.suppress(InputError):
+        assert read_log(
+            [folder], ReadOptions(bad_lines=data.draw(st.sampled_from(["stop", "skip"])))
+        ).report.pairs
