@@ -8,7 +8,7 @@ import sys
 import click
 
 from bidmatch import __version__
-from bidmatch.base.console import say
+from bidmatch.base.console import complain, say
 from bidmatch.base.errors import BidmatchError, MissingDependencyError
 
 COMMANDS = {
@@ -88,7 +88,7 @@ def main() -> None:
         wrong.show()
         sys.exit(wrong.exit_code)
     except BidmatchError as error:
-        say(f"error: {error}")
+        complain(f"error: {error}")
         sys.exit(error.exit_code)
     except ValueError as wrong:
         from pydantic import ValidationError
@@ -96,14 +96,14 @@ def main() -> None:
         if not isinstance(wrong, ValidationError):
             raise
         for problem in wrong.errors():
-            say(f"error: {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
+            complain(f"error: {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
         sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
     except OSError as failure:
         where = "" if failure.filename is None else f"{failure.filename}: "
-        say(f"error: {where}{failure.strerror or failure}")
+        complain(f"error: {where}{failure.strerror or failure}")
         sys.exit(1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer
 
 from bidmatch.base.console import progress
 from bidmatch.base.text import key
+from trainer.distributed import Workers
 from trainer.encoders.base import Encoder, Frozen, TextBatch
 from trainer.tokenise import TokenisedTexts, ragged_positions, tokenise_all
 
@@ -101,8 +103,39 @@ def token_source(tokenizer: Tokenizer, texts: pa.Array, label: str) -> TokenSour
     return TokenSource(tokenise_all(tokenizer, texts, label))
 
 
+def shared_source(make: Callable[[], TokenSource], folder: Path, workers: Workers) -> TokenSource:
+    """A corpus that the first of several processes makes and all map into memory, once a machine.
+
+    Args:
+        make: what makes it.
+        folder: for its arrays, where there are several processes.
+        workers: the processes.
+    """
+    if workers.count == 1:
+        return make()
+
+    def save() -> None:
+        tokens = make().tokens
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "ids.npy", tokens.ids)
+        np.save(folder / "offsets.npy", tokens.offsets)
+
+    workers.first(save)
+    ids, offsets = (
+        # An empty array cannot be mapped.
+        np.asarray(np.load(folder / name, mmap_mode="r" if (folder / name).stat().st_size > 128 else None))
+        for name in ("ids.npy", "offsets.npy")
+    )
+    return TokenSource(TokenisedTexts(ids, offsets))
+
+
 def cached_source(
-    encoder: Encoder, source: TokenSource, file: Path, device: torch.device, label: str
+    encoder: Encoder,
+    source: TokenSource,
+    file: Path,
+    device: torch.device,
+    label: str,
+    workers: Workers | None = None,
 ) -> TextSource:
     """The corpus with what the encoder's frozen part makes of it, computed once; as it is without one.
 
@@ -115,30 +148,43 @@ def cached_source(
         file: written, and its folder made, where something is frozen.
         device: of the encoder.
         label: what progress is reported under.
+        workers: processes of one machine share the work; of several, the first process does it, since not
+            every shared file system puts together what different machines write into one file.
     """
+    workers = workers or Workers()
+    sharing = workers.count if workers.local_count == workers.count else 1
     tokens = source.tokens
     if encoder.frozen is Frozen.NOTHING or not len(tokens):
         return source
     rows_kept = len(tokens.ids) if encoder.frozen is Frozen.LAYERS else len(tokens)
     order = np.argsort(tokens.lengths, kind="stable")
-    kept: np.memmap | None = None
-    file.parent.mkdir(parents=True, exist_ok=True)
+
+    def states_of(rows: np.ndarray) -> np.ndarray:
+        batch = source.batch(rows, device)
+        states: np.ndarray = encoder.frozen_part(batch.ids, batch.mask).cpu().numpy()
+        return states
+
     with torch.no_grad(), progress(f"caching the frozen part of {label}", len(tokens), "texts") as step:
-        for start in range(0, len(order), _TEXTS_A_BATCH):
+        shape = (max(rows_kept, 1), states_of(order[:1]).shape[-1])
+
+        def make_file() -> None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.memmap(file, dtype=np.float16, mode="w+", shape=shape)
+
+        workers.first(make_file)
+        kept = np.memmap(file, dtype=np.float16, mode="r+", shape=shape)
+        for number, start in enumerate(range(0, len(order), _TEXTS_A_BATCH)):
             rows = order[start : start + _TEXTS_A_BATCH]
-            batch = source.batch(rows, device)
-            states = encoder.frozen_part(batch.ids, batch.mask).cpu().numpy()
-            if kept is None:
-                shape = (max(rows_kept, 1), states.shape[-1])
-                kept = np.memmap(file, dtype=np.float16, mode="w+", shape=shape)
-            if encoder.frozen is Frozen.LAYERS:
-                flat, filled = ragged_positions(tokens.offsets, rows)
-                kept[flat] = states[filled]
-            else:
-                kept[rows] = states
+            if number % sharing == workers.rank:
+                states = states_of(rows)
+                if encoder.frozen is Frozen.LAYERS:
+                    flat, filled = ragged_positions(tokens.offsets, rows)
+                    kept[flat] = states[filled]
+                else:
+                    kept[rows] = states
             step.advance(len(rows))
-    assert kept is not None
     kept.flush()
+    workers.wait()
     written = np.memmap(file, dtype=np.float16, mode="r", shape=kept.shape)
     if encoder.frozen is Frozen.LAYERS:
         return ActivationSource(tokens, written)

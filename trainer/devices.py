@@ -11,6 +11,7 @@ import torch
 
 from bidmatch.base.errors import ConfigError
 from trainer.config import BagEncoderConfig, CombinedEncoderConfig, TrainConfig
+from trainer.distributed import Workers
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,10 @@ def _cpu_has_bf16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def choose_device(config: TrainConfig) -> Device:
+def choose_device(config: TrainConfig, workers: Workers | None = None) -> Device:
     """Device, precision and threads of a run; sets torch's thread count and deterministic algorithms.
+
+    Of several processes each takes a GPU of its machine, and a part of its cores.
 
     Raises:
         ConfigError: `cuda` was asked for where there is none.
@@ -56,7 +59,8 @@ def choose_device(config: TrainConfig) -> Device:
             "device=cuda, but no CUDA device can be used", hint="Set device=cpu or device=auto."
         )
     name = "cuda" if config.device == "cuda" or (config.device == "auto" and has_gpu()) else "cpu"
-    threads = config.threads or os.cpu_count() or 1
+    workers = workers or Workers()
+    threads = config.threads or max(1, (os.cpu_count() or 1) // workers.local_count)
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=name == "cuda")
     if config.precision == "auto":
@@ -68,4 +72,5 @@ def choose_device(config: TrainConfig) -> Device:
         bf16 = not light and (torch.cuda.is_bf16_supported() if name == "cuda" else _cpu_has_bf16())
     else:
         bf16 = config.precision == "bf16"
-    return Device(torch.device(name), bf16, threads)
+    number = workers.local_rank if name == "cuda" and workers.count > 1 else None
+    return Device(torch.device(name) if number is None else torch.device(name, number), bf16, threads)

@@ -10,6 +10,7 @@ import torch
 
 from bidmatch.base.console import progress
 from trainer.corpus import TextSource
+from trainer.distributed import Workers
 from trainer.model import DualHeadModel, HeadVectors
 
 _TOKENS_A_BATCH = 16_384
@@ -27,32 +28,61 @@ def evaluating(model: DualHeadModel) -> Iterator[None]:
         model.train(before)
 
 
+def length_blocks(lengths: np.ndarray, tokens: int = _TOKENS_A_BATCH) -> Iterator[np.ndarray]:
+    """Rows of texts of like length, int64, in blocks of about this many tokens, the shortest texts first."""
+    order = np.argsort(lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        # Sorted by length, so the block's last text is about as long as its first.
+        size = max(1, tokens // max(1, int(lengths[order[start]])))
+        yield order[start : start + size]
+        start += size
+
+
 def embed(
-    model: DualHeadModel, source: TextSource, device: torch.device, label: str, *, wide: bool = False
+    model: DualHeadModel,
+    source: TextSource,
+    device: torch.device,
+    label: str,
+    *,
+    wide: bool = False,
+    bf16: bool = False,
+    workers: Workers | None = None,
 ) -> list[HeadVectors]:
     """Φ_D (unit length) and Φ_C (not normalised) of all texts, float32 (N, d) and (N, c), on the device.
 
-    Batches hold texts of like length and a bounded number of tokens.
+    Batches hold texts of like length and a bounded number of tokens. Several processes take turns at them,
+    and each ends with all vectors.
 
-    Returns:
-        vectors of the narrow pair of heads; with `wide`, of each pair there is.
+    Args:
+        model: on the device.
+        source: the texts.
+        device: of the model.
+        label: what progress is reported under.
+        wide: the vectors of each pair of heads there is, not of the narrow pair alone.
+        bf16: encode under bf16 autocast: good enough to find neighbours with, not for figures.
+        workers: the processes that share the work.
     """
+    workers = workers or Workers()
     lengths = source.tokens.lengths
-    order = np.argsort(lengths, kind="stable")
     widths = model.widths if wide else model.widths[:1]
     found = [
-        HeadVectors(*(torch.empty(len(lengths), width, device=device) for width in pair)) for pair in widths
+        HeadVectors(*(torch.zeros(len(lengths), width, device=device) for width in pair)) for pair in widths
     ]
-    with evaluating(model), progress(label, len(lengths), "texts") as step:
-        start = 0
-        while start < len(order):
-            # Sorted by length, so the block's last text is about as long as its first.
-            size = max(1, _TOKENS_A_BATCH // max(1, int(lengths[order[start]])))
-            rows = order[start : start + size]
-            at = torch.from_numpy(rows).to(device)
-            for into, pair in zip(found, model.encode(source.batch(rows, device)), strict=False):
-                for part, vectors in zip(into, pair, strict=True):
-                    part[at] = vectors.float()
-            start += len(rows)
+    with (
+        evaluating(model),
+        progress(label, len(lengths), "texts") as step,
+        torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16),
+    ):
+        for number, rows in enumerate(length_blocks(lengths)):
+            if number % workers.count == workers.rank:
+                at = torch.from_numpy(rows).to(device)
+                for into, pair in zip(found, model.encode(source.batch(rows, device)), strict=False):
+                    for part, vectors in zip(into, pair, strict=True):
+                        part[at] = vectors.float()
+            # Others' blocks, too: they take about as long.
             step.advance(len(rows))
+    for pair in found:
+        for part in pair:
+            workers.merge(part)
     return found

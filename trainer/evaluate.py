@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from trainer.distributed import Workers
 from trainer.metrics import by_frequency, evaluate_ranking
 from trainer.mining import exact_top_k
 from trainer.model import HeadVectors, normalised
@@ -58,6 +59,22 @@ def rankings(
         narrow = exact_top_k(*joined[0], RESCORED)
         found["rescored"] = reordered(*joined[1], narrow)
     return found
+
+
+def shared_rankings(
+    queries: Sequence[HeadVectors],
+    labels: Sequence[HeadVectors],
+    tables: Sequence[torch.Tensor],
+    workers: Workers,
+) -> dict[str, np.ndarray]:
+    """`rankings`: each of several processes searches for its share of the queries, all end with the whole."""
+    shares = workers.shares(len(queries[0].phi_d))
+    own = [HeadVectors(*(part[shares[workers.rank]] for part in pair)) for pair in queries]
+    sizes = [share.stop - share.start for share in shares]
+    return {
+        view: workers.gather(torch.from_numpy(top), sizes).numpy()
+        for view, top in rankings(own, labels, tables).items()
+    }
 
 
 def reordered(queries: torch.Tensor, labels: torch.Tensor, candidates: np.ndarray) -> np.ndarray:

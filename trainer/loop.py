@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from trainer.devices import Device
 from trainer.distributed import Workers
 from trainer.embed import embed
 from trainer.model import DualHeadModel, normalised
-from trainer.optimise import make_optimisers
+from trainer.optimise import make_optimisers, sparse_parameters
 from trainer.plan import EPOCH_STREAM, Plan, make_plan, stream
 from trainer.row_adam import RowAdam
 from trainer.step import train_step
@@ -49,6 +50,9 @@ class Training:
             log.
         workers: the processes that train together.
         optimisers: AdamW over the dense parameters, RowAdam over the tables, where there are such.
+        dense_parameters: those of AdamW.
+        encoded_dense: those of Φ and its heads with dense gradients, which sum over the processes.
+        encoded_sparse: likewise, with sparse gradients.
         state: where the run stands.
         plan: clusters and hard negatives in force, or None before the first.
     """
@@ -66,6 +70,8 @@ class Training:
     workers: Workers = field(default_factory=Workers)
     optimisers: tuple[torch.optim.Optimizer, ...] = field(init=False)
     dense_parameters: list[nn.Parameter] = field(init=False)
+    encoded_dense: list[nn.Parameter] = field(init=False)
+    encoded_sparse: list[nn.Parameter] = field(init=False)
     state: CheckpointState = field(default_factory=CheckpointState)
     plan: Plan | None = None
 
@@ -78,6 +84,10 @@ class Training:
             for group in optimiser.param_groups
             for parameter in group["params"]
         ]
+        sparse = sparse_parameters(self.model)
+        trained = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        self.encoded_dense = [value for name, value in trained.items() if name not in sparse]
+        self.encoded_sparse = [value for name, value in trained.items() if name in sparse]
 
     @property
     def steps_an_epoch(self) -> int:
@@ -108,7 +118,12 @@ class Training:
 def start_table(training: Training) -> None:
     """Ψ_l = g2(Φ(z_l)): the classifier begins where the label texts are (`table_from_text`)."""
     pairs = embed(
-        training.model, training.labels, training.device.device, "starting Ψ from label texts", wide=True
+        training.model,
+        training.labels,
+        training.device.device,
+        "starting Ψ from label texts",
+        wide=True,
+        workers=training.workers,
     )
     for level, vectors in enumerate(pairs):
         classifier_at(training.classifiers, level).start_from(vectors.phi_c.to(training.table_device))
@@ -120,10 +135,10 @@ def resume(training: Training) -> bool:
     Raises:
         DamagedError: the checkpoint was altered.
     """
-    found = checkpoints(training.run)
+    found = training.workers.first(lambda: checkpoints(training.run))
     if not found:
         return False
-    training.state = read_state(found[-1])
+    training.state = training.workers.first(lambda: read_state(found[-1]))
     if not training.state.finished:
         training.plan = restore_training(found[-1], training.model, training.classifiers, training.optimisers)
         say(
@@ -134,12 +149,19 @@ def resume(training: Training) -> bool:
 
 def _refresh(training: Training) -> None:
     config, device = training.config, training.device.device
-    (queries,) = embed(training.model, training.queries, device, "encoding queries")
+    vectors = partial(
+        embed,
+        training.model,
+        device=device,
+        bf16=training.device.bf16,
+        workers=training.workers,
+    )
+    (queries,) = vectors(training.queries, label="encoding queries")
     if config.heads == "classifier":
         table = tables_of(training.classifiers)[0]
         query_vectors, label_vectors = normalised(queries.phi_c), normalised(table)
     else:
-        (labels,) = embed(training.model, training.labels, device, "encoding labels")
+        (labels,) = vectors(training.labels, label="encoding labels")
         query_vectors, label_vectors = queries.phi_d, labels.phi_d
     training.plan = make_plan(
         query_vectors,
@@ -149,6 +171,7 @@ def _refresh(training: Training) -> None:
         config.seed,
         training.state.epoch,
         training.device.threads,
+        training.workers,
     )
 
 

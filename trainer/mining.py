@@ -11,6 +11,7 @@ import scipy.sparse as sp
 import torch
 
 from bidmatch.base.console import progress
+from trainer.distributed import Workers
 from trainer.tokenise import ragged_positions
 
 _SCORES_AT_ONCE = 16_000_000
@@ -40,18 +41,25 @@ def exact_top_k(queries: torch.Tensor, labels: torch.Tensor, k: int, label: str 
     return found
 
 
-def approximate_top_k(queries: np.ndarray, labels: np.ndarray, k: int, threads: int) -> np.ndarray:
-    """As `exact_top_k`, by HNSW (M 16, ef at least 2k); int64 (n, min(k, L)).
+def build_index(labels: np.ndarray, threads: int) -> hnswlib.Index:
+    """HNSW index of float (L, d) vectors by inner product (M 16).
 
     With more than one thread two builds may differ in a few neighbours.
     """
-    k = min(k, len(labels))
     index = hnswlib.Index(space="ip", dim=labels.shape[1])
     index.init_index(max_elements=len(labels), M=16, ef_construction=100)
     with progress("mining: building the label index", len(labels), "labels") as step:
         for start in range(0, len(labels), 50_000):
             index.add_items(labels[start : start + 50_000], num_threads=threads)
             step.advance(min(50_000, len(labels) - start))
+    return index
+
+
+def approximate_top_k(
+    index: hnswlib.Index, queries: np.ndarray, labels: np.ndarray, k: int, threads: int
+) -> np.ndarray:
+    """As `exact_top_k`, by an HNSW index of the labels (ef at least 2k); int64 (n, min(k, L))."""
+    k = min(k, len(labels))
     index.set_ef(max(2 * k, 64))
     found = np.empty((len(queries), k), dtype=np.int64)
     with progress("mining: searching hard negatives", len(queries), "queries") as step:
@@ -100,8 +108,11 @@ def mine_hard_negatives(
     keep: int,
     exact_up_to: int,
     threads: int,
+    workers: Workers | None = None,
 ) -> np.ndarray:
     """H_i = nearest labels of Φ_D(x_i) minus P_i, |H_i| = `keep` (Algorithm 1), int32 (N, keep), -1 padded.
+
+    Of several processes each searches for its share of the queries, and all end with the whole.
 
     Args:
         queries: Φ_D of the training queries, float (N, d).
@@ -110,13 +121,21 @@ def mine_hard_negatives(
         keep: η·τ.
         exact_up_to: largest L that is searched exactly; beyond, by HNSW.
         threads: of the HNSW build and search; 0 for all cores.
+        workers: the processes.
     """
+    workers = workers or Workers()
+    shares = workers.shares(len(queries))
+    share = shares[workers.rank]
     spare = int(np.percentile(np.diff(clicks.indptr), 99)) if clicks.shape[0] else 0
     count = keep + min(spare, 256)
     if len(labels) <= exact_up_to:
-        candidates = exact_top_k(queries, labels, count, "mining hard negatives")
+        candidates = exact_top_k(queries[share], labels, count, "mining hard negatives")
     else:
-        candidates = approximate_top_k(
-            queries.cpu().numpy(), labels.cpu().numpy(), count, threads or os.cpu_count() or 1
-        )
-    return without_positives(candidates, clicks, keep)
+        threads = threads or os.cpu_count() or 1
+        vectors = labels.cpu().numpy()
+        # The others wait, so their cores are free; one thread stays one, for a run that must be repeatable.
+        many = threads * workers.local_count if threads > 1 else 1
+        index = workers.first(lambda: build_index(vectors, many))
+        candidates = approximate_top_k(index, queries[share].cpu().numpy(), vectors, count, threads)
+    own = torch.from_numpy(without_positives(candidates, clicks[share], keep))
+    return workers.gather(own, [part.stop - part.start for part in shares]).numpy()

@@ -10,6 +10,7 @@ import torch
 
 from trainer.clustering import balanced_clusters
 from trainer.config import BatchConfig
+from trainer.distributed import Workers
 from trainer.mining import mine_hard_negatives
 
 # Streams of the run's random numbers, so that each use has its own and none depends on how many were drawn.
@@ -42,8 +43,11 @@ def make_plan(
     seed: int,
     epoch: int,
     threads: int,
+    workers: Workers | None = None,
 ) -> Plan:
     """Cluster the queries and mine their hard negatives (Algorithm 1, `e % τ is 0`).
+
+    Of several processes the first one clusters, all mine, and all end with the same plan.
 
     Args:
         queries: Φ_D of the training queries, float (N, d); N(Φ_C) where the classifier trains alone.
@@ -53,11 +57,13 @@ def make_plan(
         seed: the run's.
         epoch: the epoch that begins.
         threads: CPU threads; 0 for all cores.
+        workers: the processes.
     """
+    workers = workers or Workers()
     rng = stream(seed, CLUSTER_STREAM, epoch)
-    clusters = balanced_clusters(queries.cpu().numpy(), config.cluster_size, rng)
+    clusters = workers.first(lambda: balanced_clusters(queries.cpu().numpy(), config.cluster_size, rng))
     keep = min(config.hard_negatives * config.refresh, len(labels))
     if keep == 0:
         return Plan(clusters, np.zeros((len(clusters), 0), dtype=np.int32))
-    hard = mine_hard_negatives(queries, labels, targets, keep, config.exact_mining_up_to, threads)
+    hard = mine_hard_negatives(queries, labels, targets, keep, config.exact_mining_up_to, threads, workers)
     return Plan(clusters, hard)

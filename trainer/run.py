@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,7 +40,7 @@ from trainer.checkpoint import (
 from trainer.classifiers.build import make_codes
 from trainer.classifiers.pairs import new_classifiers, tables_of
 from trainer.config import TrainConfig, validate_config
-from trainer.corpus import TextSource, TokenSource, cached_source, keys_of, token_source
+from trainer.corpus import TextSource, TokenSource, cached_source, keys_of, shared_source, token_source
 from trainer.data.dataset import Dataset, Interactions
 from trainer.data.split import split_by_query
 from trainer.devices import Device, choose_device
@@ -49,7 +49,7 @@ from trainer.embed import embed
 from trainer.encoders.base import Encoder
 from trainer.encoders.build import uses_special_tokens
 from trainer.encoders.pretrained import load_tokenizer
-from trainer.evaluate import metrics_by_frequency, metrics_of, rankings, served_view
+from trainer.evaluate import metrics_by_frequency, metrics_of, served_view, shared_rankings
 from trainer.gandalf.augment import with_label_texts
 from trainer.loop import Training, resume, start_table, train
 from trainer.metrics import propensities
@@ -165,7 +165,8 @@ def _begin(run: Path, config: TrainConfig, dataset: Dataset) -> None:
         partial.write_bytes(orjson.dumps(info, option=orjson.OPT_INDENT_2))
 
 
-def _check_data(dataset: Dataset, config: TrainConfig) -> None:
+def _check_data(dataset: Dataset | None, config: TrainConfig) -> None:
+    assert dataset is not None
     if len(dataset.train) < 2 or dataset.train.clicks.nnz == 0 or len(dataset.phrases) < 2:
         raise InputError(
             f"too little to learn from: {len(dataset.train)} training queries, "
@@ -184,25 +185,33 @@ def _check_data(dataset: Dataset, config: TrainConfig) -> None:
 
 
 def _sources(
-    run: Path, encoder: Encoder, device: Device, texts: dict[str, TokenSource]
+    run: Path, encoder: Encoder, device: Device, texts: dict[str, TokenSource], workers: Workers
 ) -> dict[str, TextSource]:
     return {
-        name: cached_source(encoder, source, run / "cache" / f"{name}.f16", device.device, name)
+        name: cached_source(encoder, source, run / "cache" / f"{name}.f16", device.device, name, workers)
         for name, source in texts.items()
     }
 
 
 def run_training(
-    dataset: Dataset, config: TrainConfig, run: Path, *, overwrite: bool = False
+    dataset: Dataset | None,
+    config: TrainConfig,
+    run: Path,
+    *,
+    overwrite: bool = False,
+    workers: Workers | None = None,
 ) -> dict[str, Any]:
     """Train on a data set into a run folder, or go on where the folder's run was stopped.
 
+    Of several processes the first one writes; all must see the folder.
+
     Args:
-        dataset: read and split.
-        config: the whole configuration.
+        dataset: read and split; only the first process needs it, it may be None in others.
+        config: the whole configuration, the same in all processes.
         run: the folder; afterwards it holds config.yaml, run.json, data/, checkpoints/, metrics.jsonl,
             report.json and report.html.
         overwrite: delete what another run left in the folder, once this one is sure to start.
+        workers: the processes that train together; this one alone by default.
 
     Returns:
         the report, as in report.json.
@@ -211,22 +220,35 @@ def run_training(
         ConfigError: the folder holds a run with other settings or data.
         InputError: the data is too small to train on.
     """
-    _check_data(dataset, config)
-    device = choose_device(config)
-    start = _fresh_model(config)
-    with _locked(run):
-        if overwrite:
-            _delete_run(run)
-        for stale in (run / "run.json", run / "config.yaml", *(run / "data").glob("*.arrow")):
-            remove_partials(stale)
-        if (run / "run.json").exists():
-            _check_resumable(run, config, dataset)
-        else:
-            _begin(run, config, dataset)
-        report = _finished_report(run) or _train(config, run, device, start, Workers())
-        # The activations are derived data, and larger than all the rest.
-        shutil.rmtree(run / "cache", ignore_errors=True)
+    workers = workers or Workers()
+    workers.first(lambda: _check_data(dataset, config))
+    device = choose_device(config, workers)
+    start = workers.ahead(lambda: _fresh_model(config))
+    with ExitStack() as held:
+
+        def prepare() -> dict[str, Any] | None:
+            assert dataset is not None
+            held.enter_context(_locked(run))
+            _prepare(run, config, dataset, overwrite=overwrite)
+            return _finished_report(run)
+
+        report = workers.first(prepare) or _train(config, run, device, start, workers)
+        if workers.first_of_all:
+            # The activations are derived data, and larger than all the rest.
+            shutil.rmtree(run / "cache", ignore_errors=True)
         return report
+
+
+def _prepare(run: Path, config: TrainConfig, dataset: Dataset, *, overwrite: bool) -> None:
+    """Bring the run folder to where training begins or goes on."""
+    if overwrite:
+        _delete_run(run)
+    for stale in (run / "run.json", run / "config.yaml", *(run / "data").glob("*.arrow")):
+        remove_partials(stale)
+    if (run / "run.json").exists():
+        _check_resumable(run, config, dataset)
+    else:
+        _begin(run, config, dataset)
 
 
 def _delete_run(run: Path) -> None:
@@ -254,14 +276,20 @@ def _fresh_model(config: TrainConfig) -> tuple[Tokenizer, DualHeadModel, dict[st
 
 
 def _codes(
-    config: TrainConfig, model: DualHeadModel, phrases: TextSource, device: Device, labels: int
+    config: TrainConfig,
+    model: DualHeadModel,
+    phrases: TextSource,
+    device: Device,
+    labels: int,
+    workers: Workers,
 ) -> torch.Tensor | None:
     """Local labels of Multi-Head Encoding, from where the label texts lie before the first step."""
     if config.classifier.kind == "table" or config.heads == "dual_encoder":
         return None
-    (vectors,) = embed(model, phrases, device.device, "encoding labels for their codes")
+    (vectors,) = embed(model, phrases, device.device, "encoding labels for their codes", workers=workers)
     embeddings = vectors.phi_d if vectors.phi_d.shape[1] else normalised(vectors.phi_c)
-    return make_codes(config.classifier, embeddings, labels, stream(config.seed, CODE_STREAM))
+    rng = stream(config.seed, CODE_STREAM)
+    return workers.first(lambda: make_codes(config.classifier, embeddings, labels, rng))
 
 
 def _training_set(
@@ -297,18 +325,30 @@ def _train(
     workers: Workers,
 ) -> dict[str, Any]:
     tokenizer, model, architecture = start
-    say(f"device {device.device}, {'bf16' if device.bf16 else 'fp32'}, {device.threads} threads")
+    say(
+        f"device {device.device}, {'bf16' if device.bf16 else 'fp32'}, {device.threads} threads"
+        + (f", each of {workers.count} processes" if workers.count > 1 else "")
+    )
+    workers.check_sees(run / "run.json")
     phrases = read_table(run / "data" / "phrases.arrow")
     parts = {
         name: read_interactions(run / "data" / f"{name}.arrow", len(phrases))
         for name in ("train", "validation", "test")
     }
     model.to(device.device)
-    tokens = {name: token_source(tokenizer, part.queries, f"{name} queries") for name, part in parts.items()}
-    tokens["phrases"] = token_source(tokenizer, keys_of(phrases), "phrases")
-    sources = _sources(run, model.encoder, device, tokens)
-    found = checkpoints(run)
-    codes = None if found else _codes(config, model, sources["phrases"], device, len(phrases))
+
+    def tokenised(name: str) -> TokenSource:
+        def make() -> TokenSource:
+            if name == "phrases":
+                return token_source(tokenizer, keys_of(phrases), name)
+            return token_source(tokenizer, parts[name].queries, f"{name} queries")
+
+        return shared_source(make, run / "cache" / f"{name}.tokens", workers)
+
+    tokens = {name: tokenised(name) for name in (*parts, "phrases")}
+    sources = _sources(run, model.encoder, device, tokens, workers)
+    found = workers.first(lambda: checkpoints(run))
+    codes = None if found else _codes(config, model, sources["phrases"], device, len(phrases), workers)
     classifiers = new_classifiers(config, len(phrases), codes)
     classifiers.to("cpu" if config.table_device == "cpu" else device.device)
     queries, targets = _training_set(config, sources, parts["train"].clicks)
@@ -331,10 +371,14 @@ def _train(
     propensity = propensities(counts, known.shape[0], config.propensity_a, config.propensity_b)
 
     def measure(name: str) -> dict[str, Any]:
-        labels = embed(model, sources["phrases"], device.device, "encoding labels", wide=True)
-        queries = embed(model, sources[name], device.device, f"encoding {name} queries", wide=True)
-        found = rankings(queries, labels, tables_of(classifiers))
+        labels, queries = (
+            embed(model, sources[texts], device.device, f"encoding {what}", wide=True, workers=workers)
+            for texts, what in (("phrases", "labels"), (name, f"{name} queries"))
+        )
+        found = shared_rankings(queries, labels, tables_of(classifiers), workers)
         truth = parts[name].clicks
+        if not workers.first_of_all:
+            return {}
         return {
             "queries": len(parts[name]),
             "metrics": metrics_of(found, truth, propensity),
@@ -344,7 +388,10 @@ def _train(
     def after_epoch(training: Training) -> dict[str, Any]:
         if not len(parts["validation"]):
             return {}
-        metrics = measure("validation")["metrics"]
+        measured = measure("validation")
+        if not measured:
+            return {}
+        metrics = measured["metrics"]
         best = metrics[served_view(metrics)]
         loss = training.state.loss_sums["total"] / training.state.step
         say(
@@ -357,19 +404,31 @@ def _train(
         start_table(training)
     if training.state.finished:
         say(f"{run}: training is finished already; its report is made again")
-        restore_weights(checkpoints(run)[-1], model, classifiers)
+        restore_weights(workers.first(lambda: checkpoints(run))[-1], model, classifiers)
     else:
+        workers.copy([*model.parameters(), *classifiers.parameters()])
         train(training, after_epoch)
+    validation = measure("validation") if len(parts["validation"]) else None
+    test = measure("test") if len(parts["test"]) else None
     report = {
         "config": config.model_dump(),
         "run": read_run_info(run),
         "model_id": training.state.model_id,
-        "device": {"name": str(device.device), "bf16": device.bf16, "threads": device.threads},
+        "device": {
+            "name": str(device.device),
+            "bf16": device.bf16,
+            "threads": device.threads,
+            "processes": workers.count,
+        },
         "cpu_count": os.cpu_count(),
         "propensity": {"A": config.propensity_a, "B": config.propensity_b},
         "history": training.state.history,
-        "validation": measure("validation") if len(parts["validation"]) else None,
-        "test": measure("test") if len(parts["test"]) else None,
+        "validation": validation,
+        "test": test,
     }
-    write_report(run, report)
-    return report
+
+    def write() -> dict[str, Any]:
+        write_report(run, report)
+        return report
+
+    return workers.first(write)

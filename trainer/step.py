@@ -8,6 +8,7 @@ gradients are first taken with respect to the vectors and then carried through t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,6 +59,18 @@ def sample_pools(training: Training, rows: np.ndarray, rng: np.random.Generator)
     return Pools(pool, classifier, np.searchsorted(classifier.labels, pool.labels))
 
 
+def chunks_of(n: int, chunk: int, processes: int) -> list[slice]:
+    """Which of n texts are encoded at once: all of a process's share (`chunk` 0), or at most `chunk`.
+
+    So long as `chunk` is no larger than a share, chunks do not depend on how many processes there are.
+    """
+    if not chunk or chunk >= -(-n // processes):
+        bounds = [n * part // processes for part in range(processes + 1)]
+    else:
+        bounds = [*range(0, n, chunk), n]
+    return [slice(start, stop) for start, stop in pairwise(bounds) if start < stop]
+
+
 class Vectors:
     """What the model makes of a batch of texts, and the way back for its gradients.
 
@@ -65,8 +78,8 @@ class Vectors:
         training: the run.
         source: the texts.
         rows: which of them, int64 (n,).
-        seed: of dropout; the same text gets the same mask however many processes there are, so long as the
-            chunks are the same.
+        seed: of dropout; a text gets the same mask however many processes there are, so long as the chunks
+            are the same.
         classifier: whether Φ_C is needed.
 
     Attributes:
@@ -78,20 +91,25 @@ class Vectors:
     ):
         self._training, self._source, self._rows = training, source, rows
         self._seed, self._classifier = seed, classifier
-        share = training.workers.share(len(rows))
-        size = training.config.batch.chunk or max(1, share.stop - share.start)
-        self._chunks = [
-            slice(start, min(start + size, share.stop)) for start in range(share.start, share.stop, size)
-        ]
-        self._whole = len(self._chunks) == 1 and training.workers.count == 1
-        if self._whole:
-            self._matrix = self._encode(self._chunks[0])
+        workers = training.workers
+        chunks = chunks_of(len(rows), training.config.batch.chunk, workers.count)
+        parts = [chunks[share] for share in workers.shares(len(chunks))]
+        self._chunks = parts[workers.rank]
+        # The graph of one chunk is kept: it takes no more memory than making it again would.
+        self._graph: torch.Tensor | None = None
+        if len(self._chunks) == 1:
+            own = self._graph = self._encode(self._chunks[0])
         else:
             with torch.no_grad():
-                own = [self._encode(chunk) for chunk in self._chunks]
+                made = [self._encode(chunk) for chunk in self._chunks]
             width = sum(self._widths())
-            joined = torch.cat(own) if own else torch.zeros(0, width, device=training.device.device)
-            self._matrix = training.workers.gather(joined, len(rows)).requires_grad_()
+            own = torch.cat(made) if made else torch.zeros(0, width, device=training.device.device)
+        self._whole = len(chunks) == 1 and workers.count == 1
+        if self._whole:
+            self._matrix = own
+        else:
+            sizes = [sum(chunk.stop - chunk.start for chunk in part) for part in parts]
+            self._matrix = workers.gather(own.detach(), sizes).requires_grad_()
         self.pairs = self._split(self._matrix)
 
     def backward(self) -> None:
@@ -99,7 +117,8 @@ class Vectors:
         if self._whole or self._matrix.grad is None:
             return
         for chunk in self._chunks:
-            self._encode(chunk).backward(self._matrix.grad[chunk])
+            made = self._encode(chunk) if self._graph is None else self._graph
+            made.backward(self._matrix.grad[chunk])
 
     def _widths(self) -> list[int]:
         pairs = self._training.model.widths
@@ -188,8 +207,9 @@ def train_step(training: Training, rows: np.ndarray) -> dict[str, float]:
     for vectors in (queries, labels):
         if vectors is not None:
             vectors.backward()
-    # The classifier's gradient is that of the whole batch in every process already.
-    workers.sum_gradients(value for value in training.model.parameters() if value.requires_grad)
+    workers.sum_gradients(training.encoded_dense, training.encoded_sparse)
+    # Every process has made the classifier's gradient of the whole batch.
+    workers.copy_gradients(training.classifiers.parameters())
     if config.optimiser.max_grad_norm:
         torch.nn.utils.clip_grad_norm_(training.dense_parameters, config.optimiser.max_grad_norm)
     total_steps = config.epochs * training.steps_an_epoch

@@ -22,10 +22,23 @@ from rich.progress import (
 
 _PLAIN_INTERVAL_S = 5.0
 _QUIET_BELOW_S = 1.0
+_silent = False
+
+
+def be_silent() -> None:
+    """Say nothing and show no progress from here on: another process speaks for this one, too."""
+    global _silent
+    _silent = True
 
 
 def say(message: str) -> None:
     """One line for the person who runs the command, on stderr, so that stdout stays parseable."""
+    if not _silent:
+        complain(message)
+
+
+def complain(message: str) -> None:
+    """Say why this process ends; said even where it is otherwise silent."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -98,7 +111,7 @@ def progress(label: str, total: int | None, unit: str = "items") -> Iterator[Ste
     """
     step = Step(label, total, unit)
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if _silent or not console.is_terminal:
         yield step
         if step.elapsed >= _QUIET_BELOW_S and step._said != step.done:
             say(step._line())

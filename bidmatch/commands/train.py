@@ -56,25 +56,30 @@ def command(
     read_options: ReadOptions,
 ) -> None:
     """Train the dual encoder and the classifier table on a click log."""
-    if preset is None:
-        from trainer.devices import has_gpu
-
-        preset = "unidec" if has_gpu() else "bag"
-        say(f"preset {preset} ({'a' if preset == 'unidec' else 'no'} GPU was found)")
-    config = make_config(preset, list(assignments))
     from trainer.data.read import read_dataset, report_lines
+    from trainer.distributed import join_workers, leave_workers
 
     # Imported before the log is read, so that a missing package is said at once.
     from trainer.run import run_training
 
-    dataset = read_dataset(list(data), read_options)
-    for line in report_lines(dataset.report, dataset.split):
-        say(line)
-    say(
-        "configuration:\n  "
-        + yaml.safe_dump(config.model_dump(), sort_keys=False).strip().replace("\n", "\n  ")
-    )
-    report = run_training(dataset, config, out, overwrite=overwrite)
+    workers = join_workers()
+    dataset = None
+
+    def prepare() -> TrainConfig:
+        nonlocal dataset
+        config = make_config(preset or _default_preset(), list(assignments))
+        dataset = read_dataset(list(data), read_options)
+        for line in report_lines(dataset.report, dataset.split):
+            say(line)
+        settings = yaml.safe_dump(config.model_dump(), sort_keys=False).strip()
+        say("configuration:\n  " + settings.replace("\n", "\n  "))
+        return config
+
+    config = workers.first(prepare)
+    report = run_training(dataset, config, out, overwrite=overwrite, workers=workers)
+    leave_workers(workers)
+    if not workers.first_of_all:
+        return
     if as_json:
         emit_json(report)
         return
@@ -83,6 +88,14 @@ def command(
     for line in summary_lines(report):
         click.echo(line)
     click.echo(f"report: {out / 'report.html'}; next: bidmatch export --checkpoint {out} --out BUNDLE")
+
+
+def _default_preset() -> str:
+    from trainer.devices import has_gpu
+
+    preset = "unidec" if has_gpu() else "bag"
+    say(f"preset {preset} ({'a' if preset == 'unidec' else 'no'} GPU was found)")
+    return preset
 
 
 def _list(context: click.Context, on: bool) -> None:

@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from trainer.mining import approximate_top_k, exact_top_k, mine_hard_negatives, without_positives
+from trainer.mining import approximate_top_k, build_index, exact_top_k, mine_hard_negatives, without_positives
 
 
 def unit_vectors(n: int, d: int, seed: int) -> torch.Tensor:
@@ -36,7 +36,8 @@ def test_exact_in_blocks_equals_exact_at_once(monkeypatch):
 def test_approximate_finds_nearly_what_exact_finds():
     queries, labels = unit_vectors(200, 16, 0), unit_vectors(3000, 16, 1)
     exact = exact_top_k(queries, labels, 20)
-    near = approximate_top_k(queries.numpy(), labels.numpy(), 20, threads=1)
+    index = build_index(labels.numpy(), threads=1)
+    near = approximate_top_k(index, queries.numpy(), labels.numpy(), 20, threads=1)
     assert near.shape == exact.shape
     overlap = np.mean([len(set(a) & set(b)) / 20 for a, b in zip(exact, near, strict=True)])
     assert overlap > 0.9
