@@ -23,7 +23,7 @@ _SHOWN = ("P@1", "P@3", "P@5", "PSP@1", "PSP@5", "recall@10", "recall@100")
 _EPILOG = """\b
 Examples:
   bidmatch compare --data clicks.tsv --out cmp --base bag --presets unidec,depsl,ngame,gandalf --lexical
-  bidmatch compare --data clicks.tsv --out cmp --presets "bag,random=bag:batch.hard_negatives=0;epochs=8"
+  bidmatch compare --data clicks.tsv --out cmp --presets "bag,easy=bag:batch.hard_negatives=0;epochs=8"
   bidmatch compare --data clicks.tsv --out cmp --presets bag --ranking pecos=pecos.npz --ranking tree=tree.npz
 
 A row is [NAME=]PRESET[:KEY=VALUE;KEY=VALUE...]; PRESET is a shipped name or a YAML file. docs/presets.md says
