@@ -33,6 +33,7 @@ _DAMAGE = (
     IndexError,
     ValueError,
     TypeError,
+    RuntimeError,
     EOFError,
     OSError,
 )
