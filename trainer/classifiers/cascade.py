@@ -19,8 +19,10 @@ _MASKED = -1e30
 class CascadeClassifier(GroupedTable):
     """A vector c_g a group and a row ψ_l a label.
 
-    A query is first scored against all groups, log p(g|x) = log softmax_g(Φ_C(x)·c_g / τ), then against the
-    members of its top groups alone; a label's score is log p(g|x) + Φ_C(x)·ψ_l / τ.
+    A query is first scored against all groups, Φ_C(x)·c_g / τ, then against the members of its top groups,
+    Φ_C(x)·ψ_l / τ; the latter is the label's score. Both heads see the same Φ_C and the members of the
+    candidate groups are trained against each other, not group by group: the group's probability as a further
+    factor counts twice what the member's score knows, and makes the answer worse (`docs/mhe.md`).
 
     Args:
         width: d.
@@ -39,9 +41,9 @@ class CascadeClassifier(GroupedTable):
     def not_in_index(self) -> str | None:
         """What is lost where only the rows ψ_l are searched."""
         return (
-            f"the cascade scores the members of the {self.top_groups} best of {self.lengths[0]} groups and "
-            "adds the group's log-probability; an index of one vector a label holds the members' vectors "
-            "alone: it searches all groups and leaves that term out"
+            f"the cascade looks into the {self.top_groups} best of {self.lengths[0]} groups of labels only; "
+            "an index of the members' vectors has no group head and searches all groups, so it can also "
+            "return labels of the groups that the cascade leaves out"
         )
 
     def group_scores(self, phi_c: torch.Tensor, temperature: float, normalise: bool) -> torch.Tensor:
@@ -93,11 +95,10 @@ class CascadeClassifier(GroupedTable):
         self, phi_c: torch.Tensor, k: int, temperature: float, normalise: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The k best labels by the whole cascade (see `cascade_top_k`) of float (n, d) queries."""
-        logs = torch.log_softmax(self.group_scores(phi_c, temperature, normalise), 1)
+        groups = self.group_scores(phi_c, temperature, normalise).topk(self.top_groups, dim=1).indices
         unit = partial(normalize, dim=-1) if normalise else torch.clone
 
         def members(labels: torch.Tensor) -> torch.Tensor:
             return unit(self.rows(labels))
 
-        queries = unit(phi_c) / temperature
-        return cascade_top_k(logs, queries, members, self.members, self.top_groups, k)
+        return cascade_top_k(unit(phi_c) / temperature, groups, members, self.members, k)

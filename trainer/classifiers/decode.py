@@ -117,40 +117,37 @@ def _ranks(lengths: tuple[int, ...], budget: int) -> np.ndarray:
 
 
 def cascade_top_k(
-    group_logs: torch.Tensor,
     queries: torch.Tensor,
+    groups: torch.Tensor,
     psi: Callable[[torch.Tensor], torch.Tensor],
     members: torch.Tensor,
-    top_groups: int,
     k: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k labels of largest log p(g|x) + x·ψ_l among the members of each query's top groups.
+    """The k labels of largest x·ψ_l among the members of each query's groups.
 
     Args:
-        group_logs: log p(g|x), float (n, G).
-        queries: x, float (n, d), divided by the temperature.
+        queries: x, float (n, d).
+        groups: int64 (n, t), distinct groups that each query looks into.
         psi: gives ψ_l, float (..., d), of int64 labels of any shape.
         members: int (G, M), labels of each group, -1 where it has fewer.
-        top_groups: groups looked into.
         k: labels wanted.
 
     Returns:
         int64 (n, k) labels and their scores, best first; where the groups have fewer than k members, -1 and
         -inf.
     """
-    n, size = len(queries), members.shape[1]
+    n, places = len(queries), groups.shape[1] * members.shape[1]
     labels = torch.full((n, k), -1, dtype=torch.int64, device=queries.device)
     values = torch.full((n, k), -torch.inf, dtype=queries.dtype, device=queries.device)
-    take = min(k, top_groups * size)
-    block = max(1, _BLOCK // (top_groups * size * queries.shape[1]))
+    take = min(k, places)
+    block = max(1, _BLOCK // (places * queries.shape[1]))
     for start in range(0, n, block):
         rows = slice(start, start + block)
-        logs, groups = group_logs[rows].topk(top_groups, dim=1)
-        candidates = members[groups.to(members.device)].flatten(1).long()
+        candidates = members[groups[rows].to(members.device)].flatten(1).long()
         vectors = psi(candidates.clamp(min=0)).to(queries.device)
         candidates = candidates.to(queries.device)
-        scores = (vectors @ queries[rows].unsqueeze(2)).squeeze(2) + logs.repeat_interleave(size, dim=1)
-        best, place = scores.masked_fill(candidates < 0, -torch.inf).topk(take, dim=1)
+        scores = (vectors @ queries[rows].unsqueeze(2)).squeeze(2).masked_fill(candidates < 0, -torch.inf)
+        best, place = scores.topk(take, dim=1)
         values[rows, :take] = best
         labels[rows, :take] = candidates.gather(1, place).masked_fill(best == -torch.inf, -1)
     return labels, values
