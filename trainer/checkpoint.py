@@ -239,12 +239,17 @@ def restore_training(
 
 
 def write_interactions(file: Path, interactions: Interactions) -> None:
-    """Queries and their labels as an Arrow file with columns `query`, `labels`, `weights`."""
+    """Queries and their labels as an Arrow file: `query`, `labels`, `weights`; `filtered` if there is any."""
     clicks = interactions.clicks
     offsets = pa.array(clicks.indptr.astype(np.int64))
     labels = pa.LargeListArray.from_arrays(offsets, pa.array(clicks.indices.astype(np.int32)))
     weights = pa.LargeListArray.from_arrays(offsets, pa.array(clicks.data.astype(np.float32)))
     columns = {"query": interactions.queries.cast(pa.large_string()), "labels": labels, "weights": weights}
+    if interactions.filtered is not None:
+        out = interactions.filtered
+        columns["filtered"] = pa.LargeListArray.from_arrays(
+            pa.array(out.indptr.astype(np.int64)), pa.array(out.indices.astype(np.int32))
+        )
     write_table(file, pa.table(columns))
 
 
@@ -278,7 +283,12 @@ def read_interactions(file: Path, n_labels: int) -> Interactions:
     clicks = sp.csr_matrix(
         (weights.values.to_numpy(), labels.values.to_numpy(), offsets), shape=(n, n_labels)
     )
-    return Interactions(table["query"].chunk(0), clicks)
+    filtered = None
+    if "filtered" in table.column_names:
+        out = table["filtered"].chunk(0)
+        pairs = (np.ones(len(out.values), dtype=bool), out.values.to_numpy(), out.offsets.to_numpy())
+        filtered = sp.csr_matrix(pairs, shape=(n, n_labels))
+    return Interactions(table["query"].chunk(0), clicks, filtered)
 
 
 def sha256_data(run: Path) -> dict[str, str]:

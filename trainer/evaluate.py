@@ -27,9 +27,12 @@ def served_view(views: dict[str, Any]) -> str:
 
 
 def rankings(
-    queries: Sequence[HeadVectors], labels: Sequence[HeadVectors], tables: Sequence[torch.Tensor]
+    queries: Sequence[HeadVectors],
+    labels: Sequence[HeadVectors],
+    tables: Sequence[torch.Tensor],
+    filtered: sp.csr_matrix | None = None,
 ) -> dict[str, np.ndarray]:
-    """The 100 best labels of each query by each view, int64 (n, <= 100), best first.
+    """The 100 best labels of each query by each view, int64 (n, <= 100), best first, -1 where none is left.
 
     Views of the narrow heads are `dual_encoder`, `classifier` and, of both, `concatenation`. Wide heads add
     `wide`, their own exact ranking, and `rescored`, the narrow view's best in the wide heads' order.
@@ -38,6 +41,7 @@ def rankings(
         queries: vectors of n queries by each pair of heads.
         labels: vectors of the L labels, likewise.
         tables: Ψ of each pair, float (L, c); none where the classifier is off.
+        filtered: CSR (n, L) of the pairs that are taken out of rankings; None for none.
     """
     joined = []
     views: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -54,9 +58,9 @@ def rankings(
             views = pairs | ({"concatenation": (x, z)} if len(pairs) == 2 else {})
         else:
             views["wide"] = (x, z)
-    found = {view: exact_top_k(x, z, max(RECALL_KS)) for view, (x, z) in views.items()}
+    found = {view: exact_top_k(x, z, max(RECALL_KS), excluded=filtered) for view, (x, z) in views.items()}
     if len(joined) == 2:
-        narrow = exact_top_k(*joined[0], RESCORED)
+        narrow = exact_top_k(*joined[0], RESCORED, excluded=filtered)
         found["rescored"] = reordered(*joined[1], narrow)
     return found
 
@@ -66,24 +70,30 @@ def shared_rankings(
     labels: Sequence[HeadVectors],
     tables: Sequence[torch.Tensor],
     workers: Workers,
+    filtered: sp.csr_matrix | None = None,
 ) -> dict[str, np.ndarray]:
     """`rankings`: each of several processes searches for its share of the queries, all end with the whole."""
     shares = workers.shares(len(queries[0].phi_d))
     own = [HeadVectors(*(part[shares[workers.rank]] for part in pair)) for pair in queries]
     sizes = [share.stop - share.start for share in shares]
+    out = None if filtered is None else filtered[shares[workers.rank]]
     return {
         view: workers.gather(torch.from_numpy(top), sizes).numpy()
-        for view, top in rankings(own, labels, tables).items()
+        for view, top in rankings(own, labels, tables, out).items()
     }
 
 
 def reordered(queries: torch.Tensor, labels: torch.Tensor, candidates: np.ndarray) -> np.ndarray:
-    """Each query's candidates, int64 (n, c), by falling inner product of these vectors, (n, d) and (L, d)."""
+    """Each query's candidates, int64 (n, c), by falling inner product of these vectors, (n, d) and (L, d).
+
+    A candidate of -1 stays last.
+    """
     ordered = np.empty_like(candidates)
     block = max(1, _VALUES_AT_ONCE // max(1, candidates.shape[1] * queries.shape[1]))
     for start in range(0, len(candidates), block):
         part = torch.from_numpy(candidates[start : start + block]).to(labels.device)
-        scores = torch.einsum("nd,ncd->nc", queries[start : start + block], labels[part])
+        scores = torch.einsum("nd,ncd->nc", queries[start : start + block], labels[part.clamp(min=0)])
+        scores = scores.masked_fill(part < 0, -torch.inf)
         order = torch.argsort(scores, dim=1, descending=True, stable=True)
         ordered[start : start + block] = torch.gather(part, 1, order).cpu().numpy()
     return ordered

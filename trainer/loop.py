@@ -49,6 +49,7 @@ class Training:
         targets: CSR (N, L) float32, how much each label belongs to each training query: 1 for a pair of the
             log.
         workers: the processes that train together.
+        filtered: CSR bool (N, L) of pairs that are neither positive nor negative; None for none.
         optimisers: AdamW over the dense parameters, RowAdam over the tables, where there are such.
         dense_parameters: those of AdamW.
         encoded_dense: those of Φ and its heads with dense gradients, which sum over the processes.
@@ -68,6 +69,7 @@ class Training:
     labels: TextSource
     targets: sp.csr_matrix
     workers: Workers = field(default_factory=Workers)
+    filtered: sp.csr_matrix | None = None
     optimisers: tuple[torch.optim.Optimizer, ...] = field(init=False)
     dense_parameters: list[nn.Parameter] = field(init=False)
     encoded_dense: list[nn.Parameter] = field(init=False)
@@ -163,10 +165,13 @@ def _refresh(training: Training) -> None:
     else:
         (labels,) = vectors(training.labels, label="encoding labels")
         query_vectors, label_vectors = queries.phi_d, labels.phi_d
+    no_negatives = training.targets
+    if training.filtered is not None:
+        no_negatives = sp.csr_matrix(no_negatives + training.filtered)
     training.plan = make_plan(
         query_vectors,
         label_vectors.to(device),
-        training.targets,
+        no_negatives,
         config.batch,
         config.seed,
         training.state.epoch,

@@ -13,6 +13,8 @@ What is defined where a formula is not:
 - a measure of nothing (n = 0, or no relevant label at all for PSP@k and coverage@k, where napkinXC divides by
   zero) is NaN, never 0 and never an exception;
 - a ranking has no label twice (not checked; one that has scores each occurrence).
+
+Where data come with filter files, rankings are measured without the pairs these name: see `without_filtered`.
 """
 
 from __future__ import annotations
@@ -202,6 +204,34 @@ def by_volume(
         row |= {f"recall@{k}": _recall(part, truth, k) for k in recall_ks}
         out.append(row)
     return out
+
+
+def without_filtered(topk: np.ndarray, filtered: sp.csr_matrix | None, k: int) -> np.ndarray:
+    """The first k of each ranking once the filtered pairs are taken out; those behind them move up.
+
+    To leave k places filled, the ranking must be as deep as `most_filtered` + k.
+
+    Args:
+        topk: int64 (n, K), best first, -1 where there is nothing, which keeps its place.
+        filtered: CSR (n, L), non-zero where a label is taken out of the query's ranking; None for no pair.
+        k: places to return.
+
+    Returns:
+        int64 (n, min(k, K)), -1 where nothing moved up.
+
+    Raises:
+        ValueError: as `hits`.
+    """
+    if filtered is None or not filtered.nnz:
+        return topk[:, :k]
+    out = hits(topk, filtered)
+    order = np.argsort(out, axis=1, kind="stable")[:, :k]
+    return np.where(np.take_along_axis(out, order, axis=1), -1, np.take_along_axis(topk, order, axis=1))
+
+
+def most_filtered(filtered: sp.csr_matrix | None) -> int:
+    """Filtered labels of the query that has most of them; 0 for None."""
+    return 0 if filtered is None else int(np.diff(filtered.indptr).max(initial=0))
 
 
 def hits(topk: np.ndarray, truth: sp.csr_matrix, k: int | None = None) -> np.ndarray:

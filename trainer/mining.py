@@ -17,7 +17,13 @@ from trainer.tokenise import ragged_positions
 _SCORES_AT_ONCE = 16_000_000
 
 
-def exact_top_k(queries: torch.Tensor, labels: torch.Tensor, k: int, label: str = "") -> np.ndarray:
+def exact_top_k(
+    queries: torch.Tensor,
+    labels: torch.Tensor,
+    k: int,
+    label: str = "",
+    excluded: sp.csr_matrix | None = None,
+) -> np.ndarray:
     """The k labels of largest inner product with each query, best first.
 
     Args:
@@ -25,9 +31,10 @@ def exact_top_k(queries: torch.Tensor, labels: torch.Tensor, k: int, label: str 
         labels: float (L, d), on the same device.
         k: at most L are returned.
         label: what the progress line is called; empty for none.
+        excluded: CSR (n, L), the pairs that are not to be found; None for none.
 
     Returns:
-        int64 (n, min(k, L)).
+        int64 (n, min(k, L)), -1 where only excluded labels are left.
     """
     k = min(k, len(labels))
     block = max(1, _SCORES_AT_ONCE // max(1, len(labels)))
@@ -35,7 +42,13 @@ def exact_top_k(queries: torch.Tensor, labels: torch.Tensor, k: int, label: str 
     with progress(label, len(queries), "queries") if label else nullcontext() as step:
         for start in range(0, len(queries), block):
             scores = queries[start : start + block] @ labels.T
-            found[start : start + block] = torch.topk(scores, k, dim=1).indices.cpu().numpy()
+            if excluded is not None:
+                pairs = excluded[start : start + block].tocoo()
+                row, column = (torch.from_numpy(at.astype(np.int64)) for at in (pairs.row, pairs.col))
+                scores[row.to(scores.device), column.to(scores.device)] = -torch.inf
+            best = torch.topk(scores, k, dim=1)
+            rows = best.indices if excluded is None else best.indices.masked_fill(best.values.isneginf(), -1)
+            found[start : start + block] = rows.cpu().numpy()
             if step is not None:
                 step.advance(len(scores))
     return found

@@ -52,7 +52,7 @@ def make_plan(
     Args:
         queries: Φ_D of the training queries, float (N, d); N(Φ_C) where the classifier trains alone.
         labels: Φ_D of all labels, float (L, d); N(Ψ) likewise.
-        targets: CSR (N, L) of the training set.
+        targets: CSR (N, L) of the pairs that are no negatives: those of the training set, at least.
         config: batch sizes, η, τ.
         seed: the run's.
         epoch: the epoch that begins.

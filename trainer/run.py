@@ -307,6 +307,15 @@ def _training_set(
     return sources["train"], targets
 
 
+def _filtered(train_part: Interactions, targets: sp.csr_matrix) -> sp.csr_matrix | None:
+    """Pairs to leave out of training, of the shape of the targets, whose last rows are not queries."""
+    if train_part.filtered is None:
+        return None
+    filtered = train_part.filtered.copy()
+    filtered.resize(targets.shape)
+    return filtered
+
+
 def _finished_report(run: Path) -> dict[str, Any] | None:
     """The report of a run that is complete, reports included; else None."""
     found = checkpoints(run)
@@ -364,6 +373,7 @@ def _train(
         sources["phrases"],
         targets,
         workers,
+        _filtered(parts["train"], targets),
     )
     # Others train on the validation queries too, so frequencies count them: figures then compare.
     known = sp.vstack([parts["train"].clicks, parts["validation"].clicks])
@@ -375,7 +385,7 @@ def _train(
             embed(model, sources[texts], device.device, f"encoding {what}", wide=True, workers=workers)
             for texts, what in (("phrases", "labels"), (name, f"{name} queries"))
         )
-        found = shared_rankings(queries, labels, tables_of(classifiers), workers)
+        found = shared_rankings(queries, labels, tables_of(classifiers), workers, parts[name].filtered)
         truth = parts[name].clicks
         if not workers.first_of_all:
             return {}

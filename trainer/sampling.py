@@ -69,6 +69,17 @@ def positives_in_pool(targets: sp.csr_matrix, rows: np.ndarray, labels: np.ndarr
     return positives
 
 
+def filtered_in_pool(filtered: sp.csr_matrix, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Which pairs of a batch and its pool are neither positive nor negative, bool (n, m).
+
+    Args:
+        filtered: CSR bool (N, L) of the training set.
+        rows: int64 (n,) query rows.
+        labels: int64 (m,) distinct, ascending.
+    """
+    return positives_in_pool(filtered, rows, labels) > 0
+
+
 def label_pool(
     targets: sp.csr_matrix,
     rows: np.ndarray,

@@ -16,11 +16,11 @@ import torch
 
 from trainer.classifiers.pairs import classifier_at
 from trainer.corpus import TextSource
-from trainer.losses.unidec import distillation_loss, scores_of, unidec_loss
+from trainer.losses.unidec import distillation_loss, scores_of, unidec_loss, without_filtered
 from trainer.model import HeadVectors
 from trainer.optimise import learning_rate_factor, set_rates
 from trainer.plan import STEP_STREAM, stream
-from trainer.sampling import LabelPool, label_pool, sample_positives, widened
+from trainer.sampling import LabelPool, filtered_in_pool, label_pool, sample_positives, widened
 
 if TYPE_CHECKING:
     from trainer.loop import Training
@@ -34,11 +34,15 @@ class Pools:
         encoder: L_B, whose texts are encoded.
         classifier: the classifier's pool: L_B, and further labels.
         columns: int64, where L_B's labels stand in the classifier's pool.
+        encoder_filtered: bool (n, m), pairs on L_B that are neither positive nor negative; None for none.
+        classifier_filtered: likewise, on the classifier's pool.
     """
 
     encoder: LabelPool
     classifier: LabelPool
     columns: np.ndarray
+    encoder_filtered: np.ndarray | None = None
+    classifier_filtered: np.ndarray | None = None
 
 
 def sample_pools(training: Training, rows: np.ndarray, rng: np.random.Generator) -> Pools:
@@ -56,7 +60,11 @@ def sample_pools(training: Training, rows: np.ndarray, rng: np.random.Generator)
         own = classifier_at(training.classifiers, 0).extra_labels(targets[rows], rng)
         further = np.concatenate([further, own])
     classifier = widened(pool, targets, rows, further)
-    return Pools(pool, classifier, np.searchsorted(classifier.labels, pool.labels))
+    columns = np.searchsorted(classifier.labels, pool.labels)
+    if training.filtered is None:
+        return Pools(pool, classifier, columns)
+    out = (filtered_in_pool(training.filtered, rows, each.labels) for each in (pool, classifier))
+    return Pools(pool, classifier, columns, *out)
 
 
 def chunks_of(n: int, chunk: int, processes: int) -> list[slice]:
@@ -156,6 +164,10 @@ def batch_loss(
         classifier_positives = torch.from_numpy(pools.classifier.positives).to(device)
         columns = torch.from_numpy(pools.columns).to(device)
     pool = torch.from_numpy(pools.classifier.labels).to(training.table_device)
+    filtered = [
+        None if out is None else torch.from_numpy(out).to(device)
+        for out in (pools.encoder_filtered, pools.classifier_filtered)
+    ]
     losses: dict[str, torch.Tensor] = {}
     served: list[torch.Tensor | None] = []
     for level, query in enumerate(queries):
@@ -172,6 +184,7 @@ def batch_loss(
             psi = classifier.rows(pool).to(device)
         phi_d_z = None if labels is None else labels[level].phi_d
         scores = scores_of(query.phi_d, phi_d_z, query.phi_c, psi, columns, config)
+        scores = without_filtered(scores, *filtered)
         served.append(scores.served)
         found = unidec_loss(scores, positives, classifier_positives, config, own)
         if level == 0:

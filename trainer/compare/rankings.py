@@ -11,7 +11,7 @@ import numpy as np
 from bidmatch.base.errors import InputError
 from trainer.compare.records import Figures
 from trainer.data.dataset import Dataset
-from trainer.metrics import by_frequency, evaluate_ranking, propensities
+from trainer.metrics import by_frequency, evaluate_ranking, propensities, without_filtered
 
 KS = (1, 3, 5)
 RECALL_KS = (10, 100)
@@ -85,6 +85,7 @@ def measure_ranking(topk: np.ndarray, dataset: Dataset, a: float, b: float) -> F
         b: B of the propensity model.
     """
     train, truth = dataset.train.clicks, dataset.test.clicks
+    topk = without_filtered(topk, dataset.filtered, topk.shape[1])
     counts = np.bincount(train.indices, minlength=train.shape[1])
     propensity = propensities(counts, train.shape[0], a, b)
     whole = evaluate_ranking(topk, truth, KS, RECALL_KS, propensity)

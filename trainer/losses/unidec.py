@@ -11,6 +11,9 @@ from trainer.config import LossConfig
 from trainer.losses.bce import bce
 from trainer.losses.by_name import Loss, loss_at
 
+# Low beside any score over any temperature, and finite, since an infinite one turns a zero target into NaN.
+_UNSEEN = -1e4
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -58,6 +61,27 @@ def scores_of(
         on_pool = cosines if columns is None else cosines[:, columns]
         served = scores_d + on_pool / config.temperature
     return Scores(scores_d, raw / config.classifier_temperature, served)
+
+
+def without_filtered(
+    scores: Scores, filtered: torch.Tensor | None, classifier_filtered: torch.Tensor | None
+) -> Scores:
+    """The scores, so low where a pair is neither positive nor negative that no loss sees it.
+
+    Args:
+        scores: of one pair of heads.
+        filtered: bool (n, m) on L_B, or None for no such pair.
+        classifier_filtered: bool (n, m') on the classifier's pool, or None.
+    """
+
+    def without(matrix: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor | None:
+        return matrix if matrix is None or out is None else matrix.masked_fill(out, _UNSEEN)
+
+    return Scores(
+        without(scores.dual_encoder, filtered),
+        without(scores.classifier, classifier_filtered),
+        without(scores.served, filtered),
+    )
 
 
 def symmetric(loss: Loss, scores: torch.Tensor, positives: torch.Tensor, q2l: float) -> torch.Tensor:

@@ -17,11 +17,13 @@ from trainer.metrics import (
     coverage_at_k,
     evaluate_ranking,
     hits,
+    most_filtered,
     ndcg_at_k,
     precision_at_k,
     propensities,
     psp_at_k,
     recall_at_k,
+    without_filtered,
 )
 
 
@@ -200,3 +202,35 @@ def test_equal_volume_bins_are_equal_where_labels_are_small():
     assert np.abs(volumes - volumes.mean()).max() <= 20
     assert [part["most"] for part in parts] == sorted((part["most"] for part in parts), reverse=True)
     assert parts[-1]["fewest"] == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(), st.integers(1, 14))
+def test_filtered_labels_leave_and_the_rest_moves_up(case, k):
+    n_labels, filtered, ranks, _ = case
+    topk = ranking(ranks, n_labels + 1)
+    out = without_filtered(topk, matrix(filtered, n_labels), k)
+    for row, mine, gone in zip(out.tolist(), topk.tolist(), filtered, strict=True):
+        left = [label for label in mine if label not in gone]
+        assert row == (left + [-1] * (len(mine) - len(left)))[:k]
+
+
+def test_a_place_without_a_phrase_of_the_data_stays_one():
+    out = without_filtered(np.array([[4, -1, 2, 3]]), matrix([[4, 3]], 5), 4)
+    assert out.tolist() == [[-1, 2, -1, -1]]
+
+
+def test_no_filter_cuts_only():
+    topk = np.array([[1, 2, 0]])
+    assert without_filtered(topk, None, 2).tolist() == [[1, 2]]
+    assert without_filtered(topk, matrix([[]], 3), 2).tolist() == [[1, 2]]
+    assert most_filtered(None) == most_filtered(matrix([[]], 3)) == most_filtered(matrix([], 3)) == 0
+    assert most_filtered(matrix([[1], [0, 2]], 3)) == 2
+
+
+def test_precision_counts_what_stands_behind_filtered_labels():
+    """The query's own label stands first and is filtered: what it was right about counts from place 1."""
+    topk, truth, filtered = np.array([[7, 3, 5, 1]]), matrix([[3, 1]], 8), matrix([[7]], 8)
+    assert precision_at_k(topk, truth, 1) == 0
+    assert precision_at_k(without_filtered(topk, filtered, 3), truth, 1) == 100
+    assert recall_at_k(without_filtered(topk, filtered, 3), truth, 3) == 100

@@ -26,6 +26,21 @@ def test_exact_is_the_order_of_inner_products():
         assert found[row].tolist() == sorted(range(50), key=lambda j: -products[j])[:10]
 
 
+def test_excluded_labels_are_not_found(monkeypatch):
+    queries, labels = unit_vectors(20, 8, 0), unit_vectors(12, 8, 1)
+    pairs = sp.random(20, 12, 0.4, format="csr", random_state=0, dtype=np.float32) > 0
+    pairs = pairs.tolil()
+    pairs[3] = True
+    pairs = pairs.tocsr()
+    order = exact_top_k(queries, labels, 12)
+    monkeypatch.setattr("trainer.mining._SCORES_AT_ONCE", 60)
+    found = exact_top_k(queries, labels, 10, excluded=pairs)
+    for row in range(20):
+        left = [label for label in order[row].tolist() if not pairs[row, label]]
+        assert found[row].tolist() == (left + [-1] * 10)[:10]
+    assert found[3].tolist() == [-1] * 10
+
+
 def test_exact_in_blocks_equals_exact_at_once(monkeypatch):
     queries, labels = unit_vectors(37, 8, 0), unit_vectors(50, 8, 1)
     whole = exact_top_k(queries, labels, 5)
