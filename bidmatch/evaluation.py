@@ -18,7 +18,14 @@ from rich.table import Table
 from bidmatch.base.console import progress, say
 from bidmatch.base.text import key
 from trainer.data.dataset import Dataset, Interactions
-from trainer.metrics import by_frequency, by_volume, evaluate_ranking, propensities
+from trainer.metrics import (
+    by_frequency,
+    by_volume,
+    evaluate_ranking,
+    most_filtered,
+    propensities,
+    without_filtered,
+)
 
 KS = (1, 3, 5)
 RECALL_KS = (10, 100)
@@ -88,8 +95,12 @@ def measure_lexical(dataset: Dataset, depth: int, popularity: Popularity) -> dic
     say("fitting the lexical baselines")
     labels = [key(text) for text in dataset.phrases["text"].to_pylist()]
     matcher = fit_lexical(dataset.train.queries.to_pylist(), labels, dataset.train.clicks)
-    rankings = matcher.rank(dataset.test.queries.to_pylist(), depth)
-    return {name: measure(topk, dataset.test.clicks, popularity) for name, topk in rankings.items()}
+    filtered = dataset.filtered
+    rankings = matcher.rank(dataset.test.queries.to_pylist(), depth + most_filtered(filtered))
+    return {
+        name: measure(without_filtered(topk, filtered, depth), dataset.test.clicks, popularity)
+        for name, topk in rankings.items()
+    }
 
 
 def rows_in(phrases: pa.Table, of: pa.Table) -> np.ndarray:
@@ -112,29 +123,34 @@ def _identities(phrases: pa.Table, by_match_type: bool) -> pa.Array:
 
 def rank_all(
     queries: Sequence[str],
-    match: Callable[[list[str]], tuple[np.ndarray, np.ndarray]],
+    match: Callable[[list[str], int], tuple[np.ndarray, np.ndarray]],
     label_of: np.ndarray,
     k: int,
     threads: int,
+    filtered: sp.csr_matrix | None = None,
 ) -> np.ndarray:
     """Rank labels of the data for all queries.
 
     Args:
         queries: n texts.
-        match: queries to (offsets (m + 1), rows): the served phrases of query i, best first, are
-            `rows[offsets[i]:offsets[i + 1]]`; called from several threads.
+        match: queries and how many phrases to find for each, to (offsets (m + 1), rows): the served phrases
+            of query i, best first, are `rows[offsets[i]:offsets[i + 1]]`; called from several threads.
         label_of: int64: label of each served phrase, -1 for none.
         k: depth of the ranking.
         threads: calls at once.
+        filtered: CSR (n, L) of pairs to take out; as many more phrases are asked for as that takes.
 
     Returns:
         int64 (n, k), -1 where there is no phrase, or none of the data, or one that came before.
     """
-    blocks = [list(queries[lo : lo + _QUERIES_PER_CALL]) for lo in range(0, len(queries), _QUERIES_PER_CALL)]
+    blocks = range(0, len(queries), _QUERIES_PER_CALL)
 
-    def rank(block: list[str]) -> np.ndarray:
-        offsets, rows = match(block)
-        return dense_ranking(offsets, rows, label_of, k)
+    def rank(start: int) -> np.ndarray:
+        block = slice(start, start + _QUERIES_PER_CALL)
+        out = None if filtered is None else filtered[block]
+        depth = k + most_filtered(out)
+        offsets, rows = match(list(queries[block]), depth)
+        return without_filtered(dense_ranking(offsets, rows, label_of, depth), out, k)
 
     out = [np.empty((0, k), np.int64)]
     with progress("matching", len(queries), "queries") as step, ThreadPoolExecutor(threads) as pool:

@@ -157,12 +157,14 @@ def evaluate_bundle(
             f"they are in {lost:,} of {measured.clicks.nnz:,} pairs, which count as misses"
         )
 
-    def match(queries: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        found = engine.match(queries, depth)
+    def match(queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        found = engine.match(queries, k)
         return found.offsets, found.rows
 
     a, b = _constants(propensity, (manifest.quality.propensity["A"], manifest.quality.propensity["B"]))
-    topk = rank_all(measured.queries.to_pylist(), match, label_of, depth, threads or usable_cpus())
+    topk = rank_all(
+        measured.queries.to_pylist(), match, label_of, depth, threads or usable_cpus(), measured.filtered
+    )
     report = {
         "bundle": str(bundle),
         "bundle_id": manifest.bundle_id,
@@ -177,6 +179,7 @@ def evaluate_bundle(
         "measured": which,
         "queries": len(measured),
         "pairs": int(measured.clicks.nnz),
+        "filter_pairs": _filter_pairs(measured),
         "phrases": len(phrases),
         "phrases_not_in_bundle": len(missing),
         "pairs_not_in_bundle": lost,
@@ -202,6 +205,10 @@ def _queries(dataset: Dataset, all_queries: bool) -> tuple[Interactions, str]:
         # Trained on data with a test part of their own: a lone file beside them is taken as such a part.
         return dataset.train, "all queries (the data have no test part, and the bundle's was given)"
     return dataset.test, "held-out queries"
+
+
+def _filter_pairs(measured: Interactions) -> int:
+    return 0 if measured.filtered is None else int(measured.filtered.nnz)
 
 
 def _constants(
@@ -250,6 +257,7 @@ def _eval_run(run: Path, propensity: tuple[float | None, float | None], as_json:
             "run": str(run),
             "model_id": trained.model_id,
             "queries": len(trained.test),
+            "filter_pairs": _filter_pairs(trained.test),
             "phrases": len(trained.phrases),
             "propensity": {"A": a, "B": b, "training_queries": n_train},
             "metrics": views["concatenation"].metrics,

@@ -52,13 +52,33 @@ def test_dense_ranking_keeps_places_and_drops_what_came_before():
 def test_rank_all_keeps_the_order_of_the_queries(threads):
     queries = [str(i) for i in range(300)]
 
-    def match(block: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def match(block: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        assert k == 2
         return np.arange(len(block) + 1), np.array([int(query) for query in block])
 
     ranked = rank_all(queries, match, np.arange(300)[::-1], 2, threads)
     assert ranked[:, 0].tolist() == list(range(299, -1, -1))
     assert (ranked[:, 1] == -1).all()
     assert rank_all([], match, np.arange(3), 2, threads).shape == (0, 2)
+
+
+def test_rank_all_fills_the_places_of_filtered_pairs():
+    """Served are phrases 0, 1, 2, ... in that order; query 70 has 0 to 4 filtered, query 3 has 1."""
+    filtered = sp.lil_matrix((100, 20), dtype=bool)
+    filtered[70, :5] = True
+    filtered[3, 1] = True
+    asked = []
+
+    def match(block: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        asked.append(k)
+        return np.arange(len(block) + 1) * k, np.tile(np.arange(k), len(block))
+
+    queries = [str(i) for i in range(100)]
+    ranked = rank_all(queries, match, np.arange(20), 3, 1, filtered.tocsr())
+    assert asked == [4, 8]
+    assert ranked[70].tolist() == [5, 6, 7]
+    assert ranked[3].tolist() == [0, 2, 3]
+    assert (np.delete(ranked, [3, 70], axis=0) == [0, 1, 2]).all()
 
 
 def test_measure_gives_all_tables_and_an_empty_bin_is_a_dash():
