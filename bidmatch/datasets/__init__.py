@@ -1,0 +1,1 @@
+"""Public data sets, written as files that `bidmatch` reads."""
