@@ -34,21 +34,22 @@ def make_optimisers(
 
     Each group keeps its own `base_lr`.
     """
+    # Ψ does not decay, whether its rows are sparse or, in Multi-Head Encoding, few and dense.
     rates = (
-        (model.encoder, config.encoder_lr),
-        (model.heads, config.heads_lr),
-        (classifiers, config.table_lr),
+        (model.encoder, config.encoder_lr, config.weight_decay),
+        (model.heads, config.heads_lr, config.weight_decay),
+        (classifiers, config.table_lr, 0.0),
     )
     dense: list[dict[str, Any]] = []
     tables: list[dict[str, Any]] = []
-    for module, rate in rates:
+    for module, rate, decay in rates:
         sparse = sparse_parameters(module)
         named = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
         others = [value for name, value in named if name not in sparse]
         matrices = [value for value in others if value.dim() > 1]
         vectors = [value for value in others if value.dim() <= 1]
         common = {"lr": rate, "base_lr": rate}
-        dense.append({"params": matrices, "weight_decay": config.weight_decay, **common})
+        dense.append({"params": matrices, "weight_decay": decay, **common})
         dense.append({"params": vectors, "weight_decay": 0.0, **common})
         tables.append({"params": [value for name, value in named if name in sparse], **common})
     made: list[torch.optim.Optimizer] = []
