@@ -1,0 +1,111 @@
+"""What every worker reads and writes. Runs in a peer's environment: numpy and scipy, nothing of ours.
+
+A worker is started as `run_NAME.py PROBLEM OUT THREADS`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+DEPTH = 100
+
+
+class Problem(NamedTuple):
+    """A data set as written by `bench.peers.problem`.
+
+    Attributes:
+        folder: of the files; a worker may put its own beside them.
+        out: folder of the rankings.
+        threads: to train and rank with.
+        train_x: CSR float32 (N, features).
+        train_y: CSR float32 (N, L), 1 where a query has a label.
+        test_x: CSR float32 (n, features).
+        facts: problem.json.
+    """
+
+    folder: Path
+    out: Path
+    threads: int
+    train_x: sp.csr_matrix
+    train_y: sp.csr_matrix
+    test_x: sp.csr_matrix
+    facts: dict[str, Any]
+
+
+def read_problem() -> Problem:
+    """The problem that the command line names."""
+    folder, out, threads = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    matrices = [
+        sp.csr_matrix(sp.load_npz(folder / f"{name}.npz")) for name in ("train_x", "train_y", "test_x")
+    ]
+    return Problem(folder, out, threads, *matrices, json.loads((folder / "problem.json").read_text()))
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What `work` returns, and its seconds."""
+    started = perf_counter()
+    result = work()
+    return result, perf_counter() - started
+
+
+def ranked(scores: sp.csr_matrix) -> np.ndarray:
+    """The best columns of each row, int64 (n, DEPTH), best first, -1 padded."""
+    scores = sp.csr_matrix(scores)
+    rows = np.repeat(np.arange(scores.shape[0]), np.diff(scores.indptr))
+    order = np.lexsort((scores.indices, -scores.data, rows))
+    place = np.arange(len(rows)) - scores.indptr[rows]
+    topk = np.full((scores.shape[0], DEPTH), -1, dtype=np.int64)
+    kept = place < DEPTH
+    topk[rows[kept], place[kept]] = scores.indices[order][kept]
+    return topk
+
+
+def padded(lists: list[list[int]]) -> np.ndarray:
+    """Ragged rankings as int64 (n, DEPTH), -1 padded."""
+    topk = np.full((len(lists), DEPTH), -1, dtype=np.int64)
+    for row, labels in enumerate(lists):
+        topk[row, : len(labels)] = labels[:DEPTH]
+    return topk
+
+
+def write_ranking(
+    problem: Problem,
+    name: str,
+    package: str,
+    settings: str,
+    topk: np.ndarray,
+    train_seconds: float,
+    rank_seconds: float,
+) -> None:
+    """Write `NAME.npz` (see `bench.peers` for what is in it), and a line about it to `said.txt`."""
+    facts = problem.facts
+    seconds = facts["vectorise_seconds"] + train_seconds
+    each = facts["vectorise_ms_per_query"] + 1e3 * rank_seconds / max(len(topk), 1)
+    np.savez_compressed(
+        problem.out / f"{name}.npz",
+        topk=topk,
+        seconds=seconds,
+        ms_per_query=each,
+        vectorise_seconds=facts["vectorise_seconds"],
+        vectorise_ms_per_query=facts["vectorise_ms_per_query"],
+        system=package,
+        version=version(package),
+        settings=settings,
+        threads=problem.threads,
+        fingerprint=facts["fingerprint"],
+    )
+    line = (
+        f"{name}: trained in {seconds:.1f} s, {each:.2f} ms a query, {problem.threads} threads, "
+        f"{problem.out / name}.npz"
+    )
+    with (problem.folder / "said.txt").open("a", encoding="utf-8") as said:
+        said.write(line + "\n")
