@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import numpy as np
 import onnxruntime
 from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Tokenizer
 
 from bidmatch import __version__
 from bidmatch.base.console import say
-from bidmatch.base.errors import BidmatchError
+from bidmatch.base.errors import BidmatchError, ConfigError
 from export.bundle.encoder import TextEncoder, make_session
 from export.bundle.format import (
     ENCODER_FP32,
@@ -29,22 +27,17 @@ from export.bundle.format import (
     EncoderRecord,
     Manifest,
     Precision,
-    Quality,
 )
 from export.bundle.write import finish, new_bundle, write_phrases, write_tokenizer
-from export.exact import exact_search
-from export.hnsw import RecallTarget, TunedIndex, search, tune
+from export.hnsw import RecallTarget, TunedIndex, tune
+from export.measure import measure, sample_of, texts_of
 from export.onnx_graph import OPSET, export_onnx
 from export.quantise import choose, int8_instructions, processor, quantise
+from export.rescoring import Candidates, candidates_for
 from export.source import ExportSource
-from export.vectors import check_parity, write_label_vectors
-from trainer.metrics import evaluate_ranking, propensities
+from export.vectors import LabelVectors, check_parity, write_label_vectors
 
 _PARITY_QUERIES = 1_000
-_PHRASE_QUERIES = 1_000
-# Scores computed exactly for a choice: 1,000 queries over ten million phrases.
-_SCORE_BUDGET = 10_000_000_000
-_LEAST_QUERIES = 500
 # Beyond this, one thread would build for minutes; the graph of several threads is never twice the same.
 _SERIAL_BUILD_UP_TO = 100_000
 _PACKAGES = (
@@ -69,6 +62,8 @@ class ExportOptions(BaseModel):
         threads: CPU threads; 0 for all cores.
         build_threads: threads of the index's build; 0 for one up to 100,000 phrases (then a repeated export
             gives the same index, byte for byte) and `threads` beyond.
+        rescore: whether a run with wide heads gives a bundle that re-scores with them.
+        candidates: phrases that are re-scored for a query; None to choose on the validation queries.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -78,6 +73,8 @@ class ExportOptions(BaseModel):
     quality_bound: float = Field(0.5, ge=0)
     threads: int = Field(0, ge=0)
     build_threads: int = Field(0, ge=0)
+    rescore: bool = True
+    candidates: int | None = Field(None, ge=1)
 
 
 def check_free(out: Path, *, overwrite: bool) -> None:
@@ -98,7 +95,8 @@ def check_free(out: Path, *, overwrite: bool) -> None:
 class _Encoders:
     record: EncoderRecord
     chosen: TextEncoder
-    vectors: np.memmap
+    labels: LabelVectors
+    candidates: Candidates
 
 
 def build_bundle(
@@ -114,22 +112,27 @@ def build_bundle(
 
     Raises:
         BidmatchError: `out` is taken (see `check_free`), or ONNX does not compute what torch does.
+        ConfigError: candidates are asked for, but there is nothing to re-score them with.
     """
+    source = _as_asked(source, options)
     check_free(out, overwrite=overwrite)
     threads = options.threads or os.cpu_count() or 1
     with new_bundle(out, overwrite=overwrite) as folder:
         write_phrases(folder, source.phrases)
         write_tokenizer(folder, source.tokenizer.to_str())
-        encoders = _make_encoders(folder, source, options.quality_bound, threads)
+        encoders = _make_encoders(folder, source, options, threads)
         tuned = _make_index(source, encoders, options, threads)
         tuned.index.save_index(str(folder / INDEX))
-        quality = _measure(source, encoders, tuned, threads)
+        quality, rescore = measure(
+            folder, source, encoders.chosen, encoders.labels, encoders.candidates, tuned.index, threads
+        )
         manifest = finish(
             folder,
             {
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "model": source.record,
                 "dim": source.dim,
+                "encoder_dim": source.widths[0][0],
                 "metric": "ip",
                 "counts": Counts(
                     phrases=source.phrases.num_rows,
@@ -139,6 +142,7 @@ def build_bundle(
                 ),
                 "encoder": encoders.record,
                 "index": tuned.record,
+                "rescore": rescore,
                 "data": source.data,
                 "quality": quality,
                 "measured_on": {
@@ -157,24 +161,38 @@ def build_bundle(
     return manifest
 
 
-def _make_encoders(folder: Path, source: ExportSource, bound: float, threads: int) -> _Encoders:
+def _as_asked(source: ExportSource, options: ExportOptions) -> ExportSource:
+    """The source without its wide heads where they are not wanted."""
+    if options.candidates is not None and (source.wide_table is None or not options.rescore):
+        why = "the run has no wide heads" if options.rescore else "nothing is to be re-scored"
+        raise ConfigError(
+            f"{options.candidates} candidates are asked for, but {why}",
+            hint="Leave --candidates out; `bidmatch train --set wide_dim=512` trains wide heads.",
+        )
+    return source if options.rescore else replace(source, wide_table=None)
+
+
+def _make_encoders(folder: Path, source: ExportSource, options: ExportOptions, threads: int) -> _Encoders:
     fp32, int8 = folder / ENCODER_FP32, folder / ENCODER_INT8
     say("writing the encoder as ONNX")
-    export_onnx(source.model, fp32)
+    export_onnx(source.model, fp32, len(source.widths))
     tokenizer = Tokenizer.from_str(source.tokenizer.to_str())
     tokenizer.no_padding()
 
     def load(file: Path, count: int) -> TextEncoder:
-        return TextEncoder(make_session(file.read_bytes(), threads=count), tokenizer, source.dim)
+        session = make_session(file.read_bytes(), threads=count)
+        return TextEncoder(session, tokenizer, source.dim, source.wide_dim)
 
     exact = load(fp32, 1)
-    queries, kind = _queries(source)
+    queries, kind = texts_of(source)
     parity = check_parity(source.model, exact, queries[:_PARITY_QUERIES])
     say(
         f"ONNX (opset {OPSET}) against torch on {parity.queries:,} {kind}: "
         f"cosine at least {parity.min_cosine:.8f}, mean {parity.mean_cosine:.8f}"
     )
-    vectors = write_label_vectors(folder, source, load(fp32, threads))
+    labels = write_label_vectors(folder, source, load(fp32, threads))
+    sample = source.validation.take(sample_of(len(source.validation), len(labels.narrow)))
+    rescored = candidates_for(sample, exact, labels, options.candidates)
     if not len(source.validation):
         say("no validation queries were kept, so the quantised encoder cannot be judged: fp32 serves")
         chosen, candidates = exact, [_unjudged(fp32)]
@@ -188,8 +206,7 @@ def _make_encoders(folder: Path, source: ExportSource, bound: float, threads: in
             ("fp32", [], fp32, exact),
             ("int8", operators, int8, small),
         ]
-        sample = source.validation.take(_sample(len(source.validation), len(vectors)))
-        candidates = choose(entries, sample, vectors, bound)
+        candidates = choose(entries, sample, labels, rescored.count, options.quality_bound)
         chosen = small if candidates[1].chosen else exact
         if not candidates[1].chosen:
             int8.unlink()
@@ -200,10 +217,10 @@ def _make_encoders(folder: Path, source: ExportSource, bound: float, threads: in
         opset=OPSET,
         max_tokens=(tokenizer.truncation or {}).get("max_length"),
         parity=parity,
-        quality_bound=bound,
+        quality_bound=options.quality_bound,
         candidates=candidates,
     )
-    return _Encoders(record, chosen, vectors)
+    return _Encoders(record, chosen, labels, rescored)
 
 
 def _unjudged(file: Path) -> Candidate:
@@ -220,60 +237,18 @@ def _unjudged(file: Path) -> Candidate:
     )
 
 
-def _sample(available: int, labels: int) -> np.ndarray:
-    """Rows of the queries that choices are made on: all, unless exact search over them took too long."""
-    count = min(available, max(_LEAST_QUERIES, _SCORE_BUDGET // labels))
-    return np.sort(np.random.default_rng(0).permutation(available)[:count])
-
-
-def _queries(source: ExportSource) -> tuple[list[str], str]:
-    """Texts to measure with: validation queries, or phrases where there are none."""
-    if len(source.validation):
-        return source.validation.queries.to_pylist(), "validation queries"
-    rows = np.random.default_rng(0).permutation(source.phrases.num_rows)[:_PHRASE_QUERIES]
-    return source.phrases["text"].take(np.sort(rows)).to_pylist(), "phrases"
-
-
 def _make_index(
     source: ExportSource, encoders: _Encoders, options: ExportOptions, threads: int
 ) -> TunedIndex:
-    texts, kind = _queries(source)
-    queries = encoders.chosen.encode([texts[row] for row in _sample(len(texts), len(encoders.vectors))])
-    serial = len(encoders.vectors) <= _SERIAL_BUILD_UP_TO
+    texts, kind = texts_of(source)
+    vectors = encoders.labels.narrow
+    queries = encoders.chosen.encode([texts[row] for row in sample_of(len(texts), len(vectors))])
+    serial = len(vectors) <= _SERIAL_BUILD_UP_TO
     build_threads = options.build_threads or (1 if serial else threads)
     if build_threads > 1:
         say(f"{build_threads} threads build the index: its graph depends on their timing (--build-threads 1)")
-    target = RecallTarget(options.target_recall, options.recall_k)
-    return tune(encoders.vectors, queries, kind, target, threads=threads, build_threads=build_threads)
-
-
-def _measure(source: ExportSource, encoders: _Encoders, tuned: TunedIndex, threads: int) -> Quality:
-    a, b = source.propensity
-    if not len(source.validation):
-        return Quality(queries=0, propensity={"A": a, "B": b}, exact={}, index={})
-    vectors = encoders.vectors
-    sample = source.validation.take(_sample(len(source.validation), len(vectors)))
-    queries = encoders.chosen.encode(sample.queries.to_pylist())
-    # As in the run's report and in eval: frequencies count the validation queries, too.
-    counts = source.train_clicks + np.bincount(
-        source.validation.clicks.indices, minlength=len(source.train_clicks)
-    )
-    weights = propensities(counts, source.train_queries + len(source.validation), a, b)
-    k = min(100, len(vectors))
-    rankings = {
-        "exact": exact_search(queries, vectors, k, "exact search for the quality figures")[0],
-        "index": search(tuned.index, vectors, queries, k, threads),
-    }
-    figures = {}
-    for name, rows in rankings.items():
-        found = evaluate_ranking(rows, sample.clicks, propensity=weights)
-        figures[name] = {key: round(float(value), 4) for key, value in found.items() if math.isfinite(value)}
-        shown = ("P@1", "P@5", "PSP@5", "recall@10")
-        say(
-            f"{name}: "
-            + ", ".join(f"{key} {figures[name][key]:.2f}" for key in shown if key in figures[name])
-        )
-    return Quality(queries=len(sample), propensity={"A": a, "B": b}, **figures)
+    target = RecallTarget(options.target_recall, options.recall_k, encoders.candidates.count)
+    return tune(vectors, queries.narrow, kind, target, threads=threads, build_threads=build_threads)
 
 
 def _versions() -> dict[str, str]:

@@ -17,7 +17,8 @@ from export.exact import exact_search
 
 # (M, ef_construction), cheapest to search and smallest in memory first.
 LADDER = ((16, 200), (24, 300), (32, 400), (48, 600))
-_WIDTHS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # ef as multiples of k; below k hnswlib searches with k
+# ef as multiples of the results asked for; hnswlib searches at least that wide.
+_WIDTHS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 _SEED = 100
 _BLOCK = 20_000
 _TIMED_QUERIES = 500
@@ -32,10 +33,12 @@ class RecallTarget:
     Attributes:
         recall: recall@k against exact search, in (0, 1].
         k: see `recall`; more than the number of phrases is taken as that number.
+        results: results that searches will ask for where that is more than k, as for re-scoring.
     """
 
     recall: float = 0.99
     k: int = 100
+    results: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,18 +103,18 @@ def _curve(
     vectors: np.ndarray,
     queries: np.ndarray,
     kth_scores: np.ndarray,
-    k: int,
-    target: float,
+    target: RecallTarget,
     rung: tuple[int, int],
     threads: int,
 ) -> list[CurvePoint]:
     points: list[CurvePoint] = []
-    efs = sorted({min(max(1, round(k * width)), len(vectors)) for width in _WIDTHS})
+    k, results = target.k, target.results
+    efs = sorted({min(max(1, round(results * width)), len(vectors)) for width in _WIDTHS})
     with progress(f"measuring recall@{k} and latency, M={rung[0]}", None, "settings") as step:
         for ef in efs:
             index.set_ef(ef)
-            rows = search(index, vectors, queries, k, threads)
-            times = _time_us(index, vectors, queries[:_TIMED_QUERIES], k)
+            rows = search(index, vectors, queries, results, threads)[:, :k]
+            times = _time_us(index, vectors, queries[:_TIMED_QUERIES], results)
             point = CurvePoint(
                 M=rung[0],
                 ef_construction=rung[1],
@@ -122,7 +125,7 @@ def _curve(
             )
             points.append(point)
             step.advance(1, f"ef={ef}: recall {point.recall:.4f}, {point.mean_us:,.0f} µs")
-            if sum(point.recall >= target for point in points) > _BEYOND_TARGET:
+            if sum(point.recall >= target.recall for point in points) > _BEYOND_TARGET:
                 break
     return points
 
@@ -149,6 +152,7 @@ def tune(
         ladder: (M, ef_construction) to try, in this order.
     """
     k = min(target.k, len(vectors))
+    target = RecallTarget(target.recall, k, min(max(k, target.results), len(vectors)))
     kth_scores = exact_search(queries, vectors, k, f"exact search for recall@{k}")[1][:, -1]
     curve: list[CurvePoint] = []
     best: tuple[Any, CurvePoint, float] | None = None
@@ -156,7 +160,7 @@ def tune(
         started = time.monotonic()
         index = build_index(vectors, *rung, threads=build_threads)
         seconds = time.monotonic() - started
-        points = _curve(index, vectors, queries, kth_scores, k, target.recall, rung, threads)
+        points = _curve(index, vectors, queries, kth_scores, target, rung, threads)
         curve += points
         reaching = [point for point in points if point.recall >= target.recall]
         point = reaching[0] if reaching else max(points, key=lambda candidate: candidate.recall)
@@ -184,6 +188,7 @@ def tune(
         ef_construction=point.ef_construction,
         ef=point.ef,
         k=k,
+        results=target.results,
         target_recall=target.recall,
         recall=point.recall,
         reached=reached,

@@ -1,4 +1,4 @@
-"""Torch to ONNX: tokens in, the query vector out, with pooling, heads and normalisation inside the graph."""
+"""Torch to ONNX: tokens in, query vectors out, with pooling, heads and normalisation inside the graph."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ import onnx
 import torch
 from torch import nn
 
-from export.bundle.format import ATTENTION_MASK, EMBEDDING, INPUT_IDS
+from export.bundle.format import ATTENTION_MASK, EMBEDDING, INPUT_IDS, WIDE_EMBEDDING
+from trainer.model import DualHeadModel
 
 OPSET = 18
 
 
-class QueryVector(nn.Module):
-    """[Φ_D(x) ⊕ N(Φ_C(x))], float32 (n, dim), of a model that gives (Φ_D, Φ_C)."""
+class _Served(nn.Module):
+    """`DualHeadModel.query_vectors` as the forward pass that is traced."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: DualHeadModel, pairs: int):
         super().__init__()
         self.model = model
+        self.pairs = pairs
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """The vector of int64 (n, t) token ids and mask."""
-        phi_d, phi_c = self.model(input_ids, attention_mask)
-        return torch.cat([phi_d, nn.functional.normalize(phi_c, dim=1, eps=1e-12)], dim=1)
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.model.query_vectors(input_ids, attention_mask)[: self.pairs]
 
 
-def export_onnx(model: nn.Module, file: Path) -> None:
+def export_onnx(model: DualHeadModel, file: Path, pairs: int = 1) -> None:
     """Write a model as ONNX: int64 `input_ids`, `attention_mask` (n, t) to float32 `embedding` (n, dim).
 
-    Both n and t are free, from 1 up. The file holds no paths or other traces of the machine, so the same
-    model gives the same bytes.
+    With two pairs of heads also to `wide`, float32 (n, wide_dim). Both n and t are free, from 1 up. The file
+    holds no paths or other traces of the machine, so the same model gives the same bytes.
 
     Args:
-        model: gives Φ_D (n, dim/2) at unit length and Φ_C (n, dim/2).
+        model: gives the vectors.
         file: written whole; weights inside.
+        pairs: pairs of heads that are exported: 1, the narrow one, or 2, the wide one, too.
 
     Raises:
         onnx.checker.ValidationError: the graph is not valid.
     """
-    wrapped = QueryVector(model).eval()
+    wrapped = _Served(model, pairs).eval()
     # Sizes unlike each other and above 1: the exporter takes 1 for a constant.
     ids = torch.arange(1, 16, dtype=torch.int64).reshape(3, 5)
     mask = torch.ones_like(ids)
@@ -61,8 +62,11 @@ def export_onnx(model: nn.Module, file: Path) -> None:
     assert program is not None
     graph = program.model_proto
     _strip(graph)
-    _rename(graph.graph, EMBEDDING, f"{EMBEDDING}_inner")  # the exporter calls word vectors that, too
-    _rename(graph.graph, graph.graph.output[0].name, EMBEDDING)
+    names = [EMBEDDING, WIDE_EMBEDDING][:pairs]
+    for name in names:
+        _rename(graph.graph, name, f"{name}_inner")  # the exporter calls word vectors `embedding`, too
+    for output, name in zip(graph.graph.output, names, strict=True):
+        _rename(graph.graph, output.name, name)
     onnx.checker.check_model(graph, full_check=True)
     onnx.save_model(graph, str(file))
 

@@ -16,9 +16,10 @@ from onnx import helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from bidmatch.base.console import say
-from export.bundle.encoder import TextEncoder
+from export.bundle.encoder import QueryVectors, TextEncoder
 from export.bundle.format import Candidate, Precision
-from export.exact import exact_search
+from export.rescoring import served_exactly
+from export.vectors import LabelVectors
 from trainer.data.dataset import Interactions
 from trainer.metrics import evaluate_ranking
 
@@ -139,15 +140,18 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def measure_quality(queries: np.ndarray, vectors: np.ndarray, truth: sp.csr_matrix) -> dict[str, float]:
-    """P@1, P@5 and recall@10 in percent by exact search.
+def measure_quality(
+    queries: QueryVectors, labels: LabelVectors, truth: sp.csr_matrix, candidates: int
+) -> dict[str, float]:
+    """P@1, P@5 and recall@10 in percent of what is served, but by exact search.
 
     Args:
-        queries: float32 (n, dim).
-        vectors: float32 (L, dim).
+        queries: of n texts.
+        labels: of L phrases.
         truth: (n, L).
+        candidates: phrases that are re-scored, where the bundle does that.
     """
-    rows, _ = exact_search(queries, vectors, 10, "exact search")
+    rows = served_exactly(queries, labels, max(10, candidates), "exact search")
     found = evaluate_ranking(rows, truth, ks=(1, 5), recall_ks=(10,))
     return {name: round(float(found[name]), 4) for name in JUDGED}
 
@@ -180,7 +184,8 @@ def verdict(fp32: Candidate, int8: Candidate, bound: float) -> tuple[bool, str]:
 def choose(
     candidates: Sequence[tuple[Precision, list[str], Path, TextEncoder]],
     validation: Interactions,
-    vectors: np.ndarray,
+    labels: LabelVectors,
+    rescored: int,
     bound: float,
 ) -> list[Candidate]:
     """Measure the fp32 and the quantised encoder on held-out queries and choose between them, aloud.
@@ -189,14 +194,15 @@ def choose(
         candidates: fp32 first: precision, quantised operators, file, encoder.
         validation: queries and their labels, at least one; encoded in batches of 256 as in offline scoring,
             where one scale serves the most texts and so is coarsest.
-        vectors: float32 (L, dim) label vectors, made with fp32.
+        labels: label vectors, made with fp32.
+        rescored: phrases that are re-scored, where the bundle does that.
         bound: points that may be lost.
     """
     texts = validation.queries.to_pylist()
     timed = texts[:_TIMED_QUERIES]
     records: list[Candidate] = []
     for precision, operators, file, encoder in candidates:
-        quality = measure_quality(encoder.encode(texts), vectors, validation.clicks)
+        quality = measure_quality(encoder.encode(texts), labels, validation.clicks, rescored)
         base = records[0].quality if records else quality
         records.append(
             Candidate(

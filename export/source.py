@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
-from torch import nn
 
 from export.bundle.format import DataRecord, Licence, ModelRecord, SplitInfo
 from trainer.checkpoint import TrainedRun, load_run
 from trainer.data.dataset import Interactions
 from trainer.encoders.pretrained import PACKAGED_NAME
+from trainer.model import DualHeadModel
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class ExportSource:
     """A trained model, ready for export.
 
     Attributes:
-        model: gives (Φ_D at unit length, Φ_C) of int64 (n, t) token ids and mask; evaluation mode, CPU.
+        model: gives the query vectors of int64 (n, t) token ids and mask; evaluation mode, CPU.
         tokenizer: what it reads with, truncation set.
-        table: Ψ, float32 (L, dim/2).
+        table: Ψ, float32 (L, Φ_C's width), without columns where the classifier is off.
         phrases: Arrow table of the L labels: `id`, `text`, user columns.
         train_clicks: training queries of each label, int (L,).
         train_queries: training queries in all, validation queries not among them.
@@ -33,9 +33,10 @@ class ExportSource:
         record: what the manifest says of the model.
         data: what it says of the data.
         propensity: A and B of PSP.
+        wide_table: Ψ of the wide heads, likewise; None where the bundle is not to re-score.
     """
 
-    model: nn.Module
+    model: DualHeadModel
     tokenizer: Tokenizer
     table: np.ndarray
     phrases: pa.Table
@@ -46,11 +47,22 @@ class ExportSource:
     record: ModelRecord
     data: DataRecord
     propensity: tuple[float, float] = (0.55, 1.5)
+    wide_table: np.ndarray | None = None
+
+    @property
+    def widths(self) -> tuple[tuple[int, int], ...]:
+        """(Φ_D, Φ_C) widths of the pairs of heads that the bundle gets: the narrow one, and any wide one."""
+        return self.model.widths[: 1 if self.wide_table is None else 2]
 
     @property
     def dim(self) -> int:
-        """Width of the served vectors."""
-        return 2 * self.table.shape[1]
+        """Width of the narrow vectors."""
+        return sum(self.widths[0])
+
+    @property
+    def wide_dim(self) -> int:
+        """Width of the wide vectors; 0 for none."""
+        return sum(map(sum, self.widths[1:]))
 
     @property
     def licences(self) -> list[Licence]:
@@ -104,6 +116,7 @@ def from_trained(run: TrainedRun) -> ExportSource:
         ),
         data=_data_record(run.info),
         propensity=(run.config.propensity_a, run.config.propensity_b),
+        wide_table=run.wide_table,
     )
 
 

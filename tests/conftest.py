@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from pathlib import Path
 
@@ -24,8 +25,11 @@ def phrase_texts() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def small_source():
-    """A `bag` model of width 64: MiniLM's word vectors, projected; heads at random; Ψ = g2(Φ(z))."""
+def small_wide_source():
+    """A `bag` model of width 64: MiniLM's word vectors, projected; heads at random; Ψ = g2(Φ(z)).
+
+    Narrow heads of 16 + 16, wide ones of 48 + 48.
+    """
     import numpy as np
     import pyarrow as pa
     import scipy.sparse as sp
@@ -41,14 +45,15 @@ def small_source():
     torch.manual_seed(0)
     words = load_word_vectors(PACKAGED_NAME)
     encoder = BagEncoder(words.shape[0], 64, 0.0, 0.0)
-    model = DualHeadModel(encoder, 32, 0.1).eval()
+    model = DualHeadModel(encoder, [(16, 16), (48, 48)], 0.1).eval()
     tokenizer = load_tokenizer(PACKAGED_NAME, 32, special_tokens=False)
     texts = phrase_texts()
     keys = [key(text) for text in texts]
     with torch.no_grad():
         encoder.words.weight.copy_(words @ torch.linalg.qr(torch.randn(words.shape[1], 64)).Q)
         rows = [torch.tensor([encoding.ids]) for encoding in tokenizer.encode_batch(keys)]
-        table = torch.cat([model(ids, torch.ones_like(ids))[1] for ids in rows]).numpy()
+        found = [model(ids, torch.ones_like(ids)) for ids in rows]
+        table, wide_table = (torch.cat([pairs[level].phi_c for pairs in found]).numpy() for level in range(2))
     # Each query is a phrase with a word in front, and belongs to it.
     queries = [f"buy {text}" for text in keys]
     return ExportSource(
@@ -74,7 +79,14 @@ def small_source():
             fingerprint="0" * 32,
             split=SplitInfo(kind="by_query_hash", share=0.1, seed=0, train_queries=200, test_queries=0),
         ),
+        wide_table=wide_table,
     )
+
+
+@pytest.fixture(scope="session")
+def small_source(small_wide_source):
+    """The same without its wide heads."""
+    return dataclasses.replace(small_wide_source, wide_table=None)
 
 
 @pytest.fixture(scope="session")
@@ -84,4 +96,14 @@ def small_bundle(small_source, tmp_path_factory: pytest.TempPathFactory) -> Path
 
     out = tmp_path_factory.mktemp("small") / "bundle"
     build_bundle(small_source, out, ExportOptions(threads=1))
+    return out
+
+
+@pytest.fixture(scope="session")
+def small_wide_bundle(small_wide_source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same phrases; 20 of what the index finds are re-scored with 96 numbers a phrase."""
+    from export.build import ExportOptions, build_bundle
+
+    out = tmp_path_factory.mktemp("small_wide") / "bundle"
+    build_bundle(small_wide_source, out, ExportOptions(threads=1, candidates=20))
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -17,11 +18,28 @@ from export.bundle.format import (
     ENCODER_INT8,
     INPUT_IDS,
     TOKENIZER,
+    WIDE_EMBEDDING,
     Precision,
 )
 from export.bundle.read import Bundle
 
 CPU = ("CPUExecutionProvider",)
+
+
+class QueryVectors(NamedTuple):
+    """The vectors [Φ_D(x) ⊕ N(Φ_C(x))] of n texts.
+
+    Attributes:
+        narrow: float32 (n, dim): what is searched with.
+        wide: float32 (n, wide_dim): what re-scores; of width 0 where the encoder has no wide heads.
+    """
+
+    narrow: np.ndarray
+    wide: np.ndarray
+
+    def of(self, texts: np.ndarray) -> QueryVectors:
+        """Those of some of the texts: indices, int64 (m,)."""
+        return QueryVectors(self.narrow[texts], self.wide[texts])
 
 
 def make_session(
@@ -57,16 +75,18 @@ def make_session(
     return session
 
 
-def io_problem(session: onnxruntime.InferenceSession, dim: int) -> str | None:
-    """What is wrong with an encoder's inputs and output, or None."""
+def io_problem(session: onnxruntime.InferenceSession, dim: int, wide_dim: int = 0) -> str | None:
+    """What is wrong with an encoder's inputs and outputs, or None; a `wide_dim` of 0 means one output."""
     inputs = {node.name: (node.type, len(node.shape)) for node in session.get_inputs()}
     if inputs != {INPUT_IDS: ("tensor(int64)", 2), ATTENTION_MASK: ("tensor(int64)", 2)}:
         return f"its inputs are {inputs}"
     if any(isinstance(size, int) for node in session.get_inputs() for size in node.shape):
         return "its input sizes are fixed"
     outputs = [(node.name, node.type, list(node.shape)[1:]) for node in session.get_outputs()]
-    if outputs != [(EMBEDDING, "tensor(float)", [dim])]:
-        return f"its output is {outputs}, not {EMBEDDING} of width {dim}"
+    wanted = [(EMBEDDING, dim), (WIDE_EMBEDDING, wide_dim)][: 2 if wide_dim else 1]
+    if outputs != [(name, "tensor(float)", [width]) for name, width in wanted]:
+        shown = " and ".join(f"{name} of width {width}" for name, width in wanted)
+        return f"its output is {outputs}, not {shown}"
     return None
 
 
@@ -83,16 +103,21 @@ def pad(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class TextEncoder:
-    """Turns query texts into vectors [Φ_D(x) ⊕ N(Φ_C(x))]. Safe to call from several threads at once.
+    """Turns query texts into vectors. Safe to call from several threads at once.
 
     Args:
         session: an ONNX encoder (see `make_session`).
         tokenizer: a `tokenizers.Tokenizer` that does not pad.
-        dim: width of the vectors.
+        dim: width of the narrow vectors.
+        wide_dim: width of the wide vectors; 0 where the encoder gives none.
     """
 
-    def __init__(self, session: onnxruntime.InferenceSession, tokenizer: Tokenizer, dim: int):
+    def __init__(
+        self, session: onnxruntime.InferenceSession, tokenizer: Tokenizer, dim: int, wide_dim: int = 0
+    ):
         self.dim = dim
+        self.wide_dim = wide_dim
+        self._outputs = [EMBEDDING, WIDE_EMBEDDING] if wide_dim else [EMBEDDING]
         self._session = session
         self._tokenizer = tokenizer
 
@@ -104,22 +129,26 @@ class TextEncoder:
         encodings = self._tokenizer.encode_batch_fast([key(text) for text in texts])
         return pad([encoding.ids for encoding in encodings])
 
-    def run(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Vectors, float32 (n, dim), of what `tokenise` gave."""
+    def run(self, ids: np.ndarray, mask: np.ndarray) -> QueryVectors:
+        """Vectors of what `tokenise` gave."""
         if not len(ids):
-            return np.zeros((0, self.dim), dtype=np.float32)
-        feed = {INPUT_IDS: ids, ATTENTION_MASK: mask}
-        vectors: np.ndarray = self._session.run([EMBEDDING], feed)[0]
-        return vectors
+            return self._empty(0)
+        narrow, *wide = self._session.run(self._outputs, {INPUT_IDS: ids, ATTENTION_MASK: mask})
+        return QueryVectors(narrow, wide[0] if wide else narrow[:, :0])
 
-    def encode(self, texts: Sequence[str], batch: int = 256) -> np.ndarray:
-        """Vectors, float32 (n, dim), of any number of texts, `batch` at a time, like lengths together."""
-        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
+    def encode(self, texts: Sequence[str], batch: int = 256) -> QueryVectors:
+        """Vectors of any number of texts, `batch` at a time, like lengths together."""
+        vectors = self._empty(len(texts))
         order = np.argsort(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)), kind="stable")
         for start in range(0, len(texts), batch):
             rows = order[start : start + batch]
-            vectors[rows] = self.run(*self.tokenise([texts[row] for row in rows]))
+            found = self.run(*self.tokenise([texts[row] for row in rows]))
+            vectors.narrow[rows], vectors.wide[rows] = found.narrow, found.wide
         return vectors
+
+    def _empty(self, count: int) -> QueryVectors:
+        narrow, wide = (np.empty((count, width), dtype=np.float32) for width in (self.dim, self.wide_dim))
+        return QueryVectors(narrow, wide)
 
 
 class QueryEncoder(TextEncoder):
@@ -132,7 +161,8 @@ class QueryEncoder(TextEncoder):
         precision: None for what the export chose for CPUs; `fp32` is in every bundle.
 
     Attributes:
-        dim: width of the vectors.
+        dim: width of the narrow vectors.
+        wide_dim: width of the wide vectors; 0 where the bundle does not re-score.
         precision: what is loaded.
         providers: what ONNX Runtime runs on.
 
@@ -159,9 +189,10 @@ class QueryEncoder(TextEncoder):
             raise
         except Exception as error:  # ONNX Runtime's own errors share no public base class
             raise DamagedError(f"{bundle.path}: {name} cannot be loaded: {error}") from error
-        if problem := io_problem(session, bundle.manifest.dim):
+        wide_dim = 0 if bundle.manifest.rescore is None else bundle.manifest.rescore.dim
+        if problem := io_problem(session, bundle.manifest.dim, wide_dim):
             raise DamagedError(f"{bundle.path}: {name}: {problem}")
-        super().__init__(session, load_tokenizer(bundle), bundle.manifest.dim)
+        super().__init__(session, load_tokenizer(bundle), bundle.manifest.dim, wide_dim)
         self.providers: list[str] = session.get_providers()
 
 

@@ -1,7 +1,8 @@
 """The manifest of a bundle, and the names of the files it speaks of.
 
 A bundle is an immutable folder: `manifest.json`, `encoder.onnx` (and `encoder.int8.onnx` where quantisation
-was chosen), `tokenizer.json`, `index.hnsw`, `vectors.npy` and `phrases.arrow`, and nothing else.
+was chosen), `tokenizer.json`, `index.hnsw`, `vectors.npy`, `phrases.arrow`, where the index's results are
+re-scored with wider vectors also `wide.npy` and `wide_scales.npy`, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 ENCODER_FP32: Final = "encoder.onnx"
 ENCODER_INT8: Final = "encoder.int8.onnx"
 TOKENIZER = "tokenizer.json"
 INDEX = "index.hnsw"
 VECTORS = "vectors.npy"
+WIDE = "wide.npy"
+WIDE_SCALES = "wide_scales.npy"
 PHRASES = "phrases.arrow"
 REQUIRED_FILES = frozenset({ENCODER_FP32, TOKENIZER, INDEX, VECTORS, PHRASES})
+WIDE_FILES = frozenset({WIDE, WIDE_SCALES})
 
 INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
 EMBEDDING = "embedding"
+WIDE_EMBEDDING = "wide"
 
 Precision = Literal["fp32", "int8"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -73,7 +78,7 @@ class Counts(_Record):
 
 
 class Parity(_Record):
-    """Cosine of the ONNX embedding with torch's, the lesser of the two halves, over `queries` queries."""
+    """Cosine of ONNX's vectors with torch's, the least of their parts (Φ_D, Φ_C), over `queries` queries."""
 
     queries: Count
     min_cosine: float
@@ -87,7 +92,8 @@ class Candidate(_Record):
         precision: its precision.
         quantised_ops: ONNX operator types whose weights are in 8 bits; empty for fp32.
         bytes: size of its file.
-        quality: P@1, P@5, recall@10 in percent on the validation queries, by exact search.
+        quality: P@1, P@5, recall@10 in percent on the validation queries, by exact search, re-scored where
+            the bundle re-scores.
         loss: points of each that it is below fp32 (negative where it is above).
         ms_per_query: mean milliseconds of the encoder alone (tokens are there), one query a call, one thread.
         ms_per_query_batched: the same, 32 queries a call.
@@ -107,7 +113,10 @@ class Candidate(_Record):
 
 
 class EncoderRecord(_Record):
-    """The ONNX encoder: `input_ids`, `attention_mask` int64 (n, t) in, `embedding` float32 (n, dim) out."""
+    """The ONNX encoder: `input_ids`, `attention_mask` int64 (n, t) in, `embedding` float32 (n, dim) out.
+
+    Where the bundle re-scores, also `wide` float32 (n, rescore.dim) out.
+    """
 
     file: Literal["encoder.onnx", "encoder.int8.onnx"]
     precision: Precision
@@ -137,6 +146,7 @@ class IndexRecord(_Record):
         ef_construction: width of the search at build time.
         ef: width of the search when serving.
         k: the k of recall@k (asked for, or the number of phrases where that is less).
+        results: results that a search asks for: k, or the candidates of re-scoring where they are more.
         target_recall: recall@k asked for.
         recall: recall@k reached with `ef`.
         reached: whether that is the target.
@@ -152,6 +162,7 @@ class IndexRecord(_Record):
     ef_construction: Annotated[int, Field(ge=1)]
     ef: Annotated[int, Field(ge=1)]
     k: Annotated[int, Field(ge=1)]
+    results: Annotated[int, Field(ge=1)]
     target_recall: float
     recall: float
     reached: bool
@@ -161,6 +172,50 @@ class IndexRecord(_Record):
     build_threads: Annotated[int, Field(ge=1)]
     build_seconds: float
     curve: list[CurvePoint]
+
+
+class RescorePoint(_Record):
+    """What re-scoring brings and costs with this many candidates.
+
+    Attributes:
+        candidates: phrases that exact search by the narrow vectors gives, then ordered by the wide ones.
+        quality: P@1, P@5, recall@10 and recall@100 in percent on the validation queries, by the fp32 encoder.
+            recall@100 is that of a request for 100 phrases, so with at least 100 candidates.
+        microseconds: mean time of re-scoring them for one query, one thread.
+    """
+
+    candidates: Annotated[int, Field(ge=1)]
+    quality: Metrics
+    microseconds: float
+
+
+class RescoreRecord(_Record):
+    """Search narrow, rank wide: the index's best phrases are ordered by wider vectors, kept in 8 bits.
+
+    Attributes:
+        dim: width of the wide vectors.
+        encoder_dim: how much of it is Φ_D's, from the left; the rest is Φ_C's.
+        candidates: phrases that are re-scored for a query, or its k where that is more.
+        bytes: size of `wide.npy` and `wide_scales.npy` together.
+        microseconds: mean time of re-scoring that many for one query, one thread.
+        queries: validation queries that quality was measured on; 0 where the run kept none.
+        narrow: P@1, P@5, recall@10 and recall@100 in percent by the narrow vectors, through the index, with
+            the encoder that serves.
+        rescored: the same after re-scoring.
+        curve: every number of candidates tried.
+        reason: why this number was chosen.
+    """
+
+    dim: Annotated[int, Field(ge=1)]
+    encoder_dim: Count
+    candidates: Annotated[int, Field(ge=1)]
+    bytes: Count
+    microseconds: float
+    queries: Count
+    narrow: Metrics
+    rescored: Metrics
+    curve: list[RescorePoint]
+    reason: str
 
 
 class SplitInfo(_Record):
@@ -181,19 +236,21 @@ class DataRecord(_Record):
 
 
 class Quality(_Record):
-    """Percent on validation queries with the encoder that serves, by exact search and through the index.
+    """Percent on validation queries with the encoder that serves.
 
     Attributes:
-        queries: how many; 0 where the run kept none, and then both tables are empty.
+        queries: how many; 0 where the run kept none, and then all tables are empty.
         propensity: A and B of PSP.
-        exact: metric -> percent.
-        index: metric -> percent.
+        exact: metric -> percent, by exact search with the narrow vectors.
+        index: the same through the index.
+        served: what is answered: through the index, re-scored where the bundle does that.
     """
 
     queries: Count
     propensity: Metrics
     exact: Metrics
     index: Metrics
+    served: Metrics
 
 
 class Licence(_Record):
@@ -209,16 +266,20 @@ class Manifest(_Record):
 
     Attributes:
         format_version: always `FORMAT_VERSION`; other versions are refused.
-        bundle_id: 12 hex digits over the files (the index's excepted) and the index's targets: the same
-            checkpoint and options give the same id. Two builds of the index graph may differ.
+        bundle_id: 12 hex digits over the files (the index's excepted) and the index's targets and the number
+            of candidates: the same checkpoint and options give the same id. Two builds of the index graph
+            may differ.
         created: UTC time, ISO 8601.
         model: what was exported.
-        dim: width of the vectors, half of it Φ_D's.
+        dim: width of the vectors.
+        encoder_dim: how much of it is Φ_D's, from the left, half of it unless a head is switched off; the
+            rest is Φ_C's.
         metric: always `ip`: inner product of [Φ_D ⊕ N(Φ_C)] and [Φ_D ⊕ N(Ψ)], in [-2, 2].
         counts: sizes.
         files: every file of the bundle but the manifest.
         encoder: the ONNX encoder.
         index: the HNSW index.
+        rescore: how the index's results are re-scored with wider vectors; None where they are not.
         data: what it was trained on.
         quality: measured on this very bundle.
         measured_on: processor, its 8-bit instructions, cores.
@@ -227,22 +288,30 @@ class Manifest(_Record):
         checksum: SHA-256 of the manifest's bytes with this field's 64 digits as zeros.
     """
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     bundle_id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
     created: str
     model: ModelRecord
-    dim: Annotated[int, Field(ge=2, multiple_of=2)]
+    dim: Annotated[int, Field(ge=1)]
+    encoder_dim: Count
     metric: Literal["ip"]
     counts: Counts
     files: dict[str, FileRecord]
     encoder: EncoderRecord
     index: IndexRecord
+    rescore: RescoreRecord | None
     data: DataRecord
     quality: Quality
     measured_on: dict[str, str]
     versions: dict[str, str]
     licences: list[Licence]
     checksum: Sha256
+
+
+def targets_of(index: IndexRecord, rescore: RescoreRecord | None) -> dict[str, float | int]:
+    """What `bundle_id` takes beside the files."""
+    candidates = {} if rescore is None else {"candidates": rescore.candidates}
+    return {"target_recall": index.target_recall, "k": index.k, **candidates}
 
 
 def bundle_id(files: dict[str, str], targets: dict[str, float | int]) -> str:
@@ -253,7 +322,7 @@ def bundle_id(files: dict[str, str], targets: dict[str, float | int]) -> str:
 
     Args:
         files: file name -> hex SHA-256.
-        targets: `target_recall` and `k` of the index.
+        targets: `target_recall` and `k` of the index, `candidates` of re-scoring where there is any.
     """
     parts = {name: digest for name, digest in files.items() if name != INDEX}
     text = json.dumps([FORMAT_VERSION, parts, targets], sort_keys=True, separators=(",", ":"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +29,13 @@ from export.bundle.format import (
     PHRASES,
     REQUIRED_FILES,
     VECTORS,
+    WIDE,
+    WIDE_FILES,
+    WIDE_SCALES,
     Manifest,
     bundle_id,
     checksum_holds,
+    targets_of,
 )
 from export.bundle.index_file import HEADER_BYTES, IndexHeader, nodes
 
@@ -47,6 +52,21 @@ def _damaged(path: Path, reason: str) -> NoReturn:
 
 
 @dataclass(frozen=True)
+class WideVectors:
+    """[Φ_D(z) ⊕ N(Ψ)] of the wide heads in 8 bits: value times the scale of its row and part.
+
+    Attributes:
+        rows: int8 (L, rescore.dim), row i for phrase i. Memory-mapped, read-only.
+        scales: float32 (L, 2), finite, >= 0, of the Φ_D part and of the Φ_C part. Memory-mapped, read-only.
+        encoder_dim: width of the Φ_D part, from the left.
+    """
+
+    rows: np.ndarray
+    scales: np.ndarray
+    encoder_dim: int
+
+
+@dataclass(frozen=True)
 class Bundle:
     """A verified bundle. Its files stay open, so what is loaded later is what was verified now.
 
@@ -55,12 +75,14 @@ class Bundle:
         manifest: what it says of itself.
         phrases: Arrow table of L rows: `id` (string, unique), `text` (string), user columns. Memory-mapped.
         vectors: float32 (L, dim), [Φ_D(z) ⊕ N(Ψ)], row i for phrase i. Memory-mapped, read-only.
+        wide: the vectors that re-score what the index finds; None where the bundle has none.
     """
 
     path: Path
     manifest: Manifest
     phrases: pa.Table
     vectors: np.memmap
+    wide: WideVectors | None
     _files: Mapping[str, BinaryIO] = field(repr=False)
     _stamps: Mapping[str, tuple[int, ...]] = field(repr=False)
 
@@ -91,7 +113,7 @@ class Bundle:
             _damaged(self.path, f"{name} changed after it was opened")
 
     def close(self) -> None:
-        """Close the files. `phrases`, `vectors` and what was loaded from the bundle stay usable."""
+        """Close the files. `phrases`, `vectors`, `wide` and what was loaded from the bundle stay usable."""
         for stream in self._files.values():
             stream.close()
 
@@ -138,12 +160,13 @@ def verify_folder(path: Path) -> Bundle:
         _check_contents(path, manifest, files)
         phrases = _read_phrases(path, manifest, files[PHRASES])
         vectors = _read_vectors(path, manifest, files[VECTORS])
+        wide = _read_wide(path, manifest, files)
         _check_index(path, manifest, files[INDEX], vectors)
     except BaseException:
         for stream in files.values():
             stream.close()
         raise
-    return Bundle(path, manifest, phrases, vectors, files, stamps)
+    return Bundle(path, manifest, phrases, vectors, wide, files, stamps)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -189,6 +212,7 @@ def _read_manifest(path: Path) -> Manifest:
 def _check_agreement(path: Path, manifest: Manifest) -> None:
     names = set(manifest.files)
     wanted = REQUIRED_FILES | ({ENCODER_INT8} if manifest.encoder.precision == "int8" else set())
+    wanted |= WIDE_FILES if manifest.rescore is not None else set()
     if names != wanted:
         _damaged(
             path, f"{MANIFEST} lists {', '.join(sorted(names))}; there should be {', '.join(sorted(wanted))}"
@@ -197,9 +221,12 @@ def _check_agreement(path: Path, manifest: Manifest) -> None:
         _damaged(path, f"{MANIFEST}: {manifest.encoder.file} cannot be {manifest.encoder.precision}")
     if manifest.index.k > manifest.counts.phrases:
         _damaged(path, f"{MANIFEST}: index.k is above the number of phrases")
+    if manifest.encoder_dim > manifest.dim:
+        _damaged(path, f"{MANIFEST}: encoder_dim is above dim")
+    if manifest.rescore is not None and manifest.rescore.encoder_dim > manifest.rescore.dim:
+        _damaged(path, f"{MANIFEST}: rescore.encoder_dim is above rescore.dim")
     digests = {name: record.sha256 for name, record in manifest.files.items()}
-    targets = {"target_recall": manifest.index.target_recall, "k": manifest.index.k}
-    if bundle_id(digests, targets) != manifest.bundle_id:
+    if bundle_id(digests, targets_of(manifest.index, manifest.rescore)) != manifest.bundle_id:
         _damaged(path, f"{MANIFEST}: bundle_id is not that of its files")
 
 
@@ -277,27 +304,52 @@ def _read_phrases(path: Path, manifest: Manifest, stream: BinaryIO) -> pa.Table:
     return table
 
 
-def _read_vectors(path: Path, manifest: Manifest, stream: BinaryIO) -> np.memmap:
-    shape = (manifest.counts.phrases, manifest.dim)
+def _map_array(
+    path: Path, manifest: Manifest, stream: BinaryIO, name: str, kind: str, shape: tuple[int, int]
+) -> np.memmap:
+    """The array in a verified .npy file, mapped, once its header says what it must."""
+    dtype = np.dtype(kind)
     try:
         stream.seek(0)
         major, _ = np.lib.format.read_magic(stream)
         if major != 1:
-            _damaged(path, f"{VECTORS} is no NumPy 1.0 file")
-        found, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+            _damaged(path, f"{name} is no NumPy 1.0 file")
+        found, fortran, held = np.lib.format.read_array_header_1_0(stream)
     except ValueError as error:
-        _damaged(path, f"{VECTORS} is no NumPy file: {error}")
-    if found != shape or fortran or dtype != np.dtype("<f4"):
-        _damaged(path, f"{VECTORS} holds {dtype} {found}, not float32 {shape}")
+        _damaged(path, f"{name} is no NumPy file: {error}")
+    if found != shape or fortran or held != dtype:
+        _damaged(path, f"{name} holds {held} {found}, not {dtype} {shape}")
     offset = stream.tell()
-    if offset + 4 * shape[0] * shape[1] != manifest.files[VECTORS].bytes:
-        _damaged(path, f"{VECTORS} is shorter or longer than its header says")
-    vectors = np.memmap(stream, dtype="<f4", mode="r", offset=offset, shape=shape)
-    rows = max(1, _BLOCK_BYTES // (4 * manifest.dim))
-    for start in range(0, shape[0], rows):
-        if not np.isfinite(vectors[start : start + rows]).all():
-            _damaged(path, f"{VECTORS} has values that are no numbers")
+    if offset + dtype.itemsize * shape[0] * shape[1] != manifest.files[name].bytes:
+        _damaged(path, f"{name} is shorter or longer than its header says")
+    return np.memmap(stream, dtype=dtype, mode="r", offset=offset, shape=shape)
+
+
+def _blocks(array: np.memmap) -> Iterator[np.ndarray]:
+    rows = max(1, _BLOCK_BYTES // (array.itemsize * array.shape[1]))
+    for start in range(0, len(array), rows):
+        yield array[start : start + rows]
+
+
+def _read_vectors(path: Path, manifest: Manifest, stream: BinaryIO) -> np.memmap:
+    vectors = _map_array(path, manifest, stream, VECTORS, "<f4", (manifest.counts.phrases, manifest.dim))
+    if not all(np.isfinite(block).all() for block in _blocks(vectors)):
+        _damaged(path, f"{VECTORS} has values that are no numbers")
     return vectors
+
+
+def _read_wide(path: Path, manifest: Manifest, files: Mapping[str, BinaryIO]) -> WideVectors | None:
+    record, count = manifest.rescore, manifest.counts.phrases
+    if record is None:
+        return None
+    rows = _map_array(path, manifest, files[WIDE], WIDE, "i1", (count, record.dim))
+    scales = _map_array(path, manifest, files[WIDE_SCALES], WIDE_SCALES, "<f4", (count, 2))
+    if not all((np.isfinite(block) & (block >= 0)).all() for block in _blocks(scales)):
+        _damaged(path, f"{WIDE_SCALES} has values that are no scales")
+    if hasattr(mmap, "MADV_RANDOM"):
+        # A query reads some hundred rows from all over: reading ahead would fetch a hundred times too much.
+        rows.base.madvise(mmap.MADV_RANDOM)  # type: ignore[union-attr]
+    return WideVectors(np.asarray(rows), np.asarray(scales), record.encoder_dim)
 
 
 def _check_index(path: Path, manifest: Manifest, stream: BinaryIO, vectors: np.memmap) -> None:

@@ -20,10 +20,13 @@ from export.bundle.format import (
     PHRASES,
     TOKENIZER,
     VECTORS,
+    WIDE,
+    WIDE_SCALES,
     FileRecord,
     Manifest,
     bundle_id,
     seal,
+    targets_of,
 )
 from export.bundle.read import verify_folder
 
@@ -81,9 +84,19 @@ def write_phrases(folder: Path, phrases: pa.Table) -> None:
 
 def create_vectors(folder: Path, count: int, dim: int) -> np.memmap:
     """An empty float32 (count, dim) `vectors.npy`, mapped for writing; flush it when it is filled."""
-    return np.lib.format.open_memmap(
-        folder / VECTORS, mode="w+", dtype=np.dtype("<f4"), shape=(count, dim), version=(1, 0)
-    )
+    return _create(folder / VECTORS, "<f4", (count, dim))
+
+
+def create_wide(folder: Path, count: int, dim: int) -> tuple[np.memmap, np.memmap]:
+    """An empty int8 (count, dim) `wide.npy` and float32 (count, 2) `wide_scales.npy`, mapped for writing.
+
+    `export.bundle.rescore.to_8_bits` gives what goes in; flush both when they are filled.
+    """
+    return _create(folder / WIDE, "i1", (count, dim)), _create(folder / WIDE_SCALES, "<f4", (count, 2))
+
+
+def _create(file: Path, kind: str, shape: tuple[int, int]) -> np.memmap:
+    return np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(kind), shape=shape, version=(1, 0))
 
 
 def write_tokenizer(folder: Path, json_text: str) -> None:
@@ -106,13 +119,12 @@ def finish(folder: Path, fields: dict[str, Any]) -> Manifest:
         name: FileRecord(sha256=sha256_file(folder / name), bytes=(folder / name).stat().st_size)
         for name in names
     }
-    index = fields["index"]
     manifest = Manifest.model_validate(
         {
             "format_version": FORMAT_VERSION,
             "bundle_id": bundle_id(
                 {name: file.sha256 for name, file in files.items()},
-                {"target_recall": index.target_recall, "k": index.k},
+                targets_of(fields["index"], fields["rescore"]),
             ),
             **fields,
             "files": files,

@@ -35,6 +35,8 @@ class BundleCopy:
         index = manifest["index"]
         digests = {name: record["sha256"] for name, record in manifest["files"].items()}
         targets = {name: index[name] for name in ("target_recall", "k")}
+        if manifest["rescore"] is not None:
+            targets["candidates"] = manifest["rescore"]["candidates"]
         manifest["bundle_id"] = bundle_id(digests, targets)
         change(manifest)
         if "checksum" in manifest:
@@ -48,6 +50,11 @@ class BundleCopy:
 @pytest.fixture
 def bundle_copy(small_bundle: Path, tmp_path: Path) -> BundleCopy:
     return BundleCopy(Path(shutil.copytree(small_bundle, tmp_path / "bundle")))
+
+
+@pytest.fixture
+def wide_copy(small_wide_bundle: Path, tmp_path: Path) -> BundleCopy:
+    return BundleCopy(Path(shutil.copytree(small_wide_bundle, tmp_path / "wide")))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from export.bundle.encoder import TextEncoder, io_problem, make_session
 from export.bundle.read import open_bundle
 from export.onnx_graph import export_onnx
 from export.quantise import quantise
-from export.vectors import half_cosines, torch_vectors
+from export.vectors import part_cosines, torch_vectors
 from trainer.config import TrainConfig
 from trainer.encoders.pretrained import load_tokenizer
 from trainer.model import new_model
@@ -58,14 +58,14 @@ def texts_of_all_kinds() -> list[str]:
 def exported(request, tmp_path_factory):
     torch.manual_seed(0)
     kind = request.param
-    config = TrainConfig.model_validate({"encoder": {"kind": kind}})
+    config = TrainConfig.model_validate({"encoder": {"kind": kind}, "wide_dim": 96})
     model, _ = new_model(config)
     if kind == "bag":  # it starts as the identity, which would hide a wrong residual block
         torch.nn.init.normal_(model.encoder.residual.weight, std=0.05)
     file = tmp_path_factory.mktemp(kind) / "encoder.onnx"
-    export_onnx(model.eval(), file)
+    export_onnx(model.eval(), file, pairs=2)
     tokenizer = load_tokenizer("minilm-l6", 32, special_tokens=kind == "transformer")
-    return model, file, TextEncoder(make_session(file.read_bytes(), threads=1), tokenizer, 64)
+    return model, file, TextEncoder(make_session(file.read_bytes(), threads=1), tokenizer, 64, 96)
 
 
 def test_cosine_with_torch_for_all_lengths_and_scripts(exported):
@@ -73,16 +73,16 @@ def test_cosine_with_torch_for_all_lengths_and_scripts(exported):
     texts = texts_of_all_kinds()
     expected = torch_vectors(model, encoder, texts)
     for batch in (1, 7, 64):
-        got = encoder.encode(texts, batch=batch)
-        assert got.dtype == np.float32
-        assert np.isfinite(got).all()
-        assert half_cosines(expected, got).min() >= 0.9999
+        for torch_s, onnx_s in zip(expected, encoder.encode(texts, batch=batch), strict=True):
+            assert onnx_s.dtype == np.float32
+            assert np.isfinite(onnx_s).all()
+            assert part_cosines(torch_s, onnx_s, onnx_s.shape[1] // 2).min() >= 0.9999
 
 
 def test_both_halves_have_unit_length(exported):
     _, _, encoder = exported
-    vectors = encoder.encode(texts_of_all_kinds())
-    for half in np.split(vectors, 2, axis=1):
+    narrow, wide = encoder.encode(texts_of_all_kinds())
+    for half in (*np.split(narrow, 2, axis=1), *np.split(wide, 2, axis=1)):
         assert np.allclose(np.linalg.norm(half, axis=1), 1.0, atol=1e-5)
 
 
@@ -93,8 +93,9 @@ def test_any_number_of_rows_and_tokens_and_rows_without_tokens(exported, shape):
     mask = np.ones(shape, dtype=np.int64)
     mask[-1] = 0
     vectors = encoder.run(ids, mask)
-    assert vectors.shape == (shape[0], 64)
-    assert np.isfinite(vectors).all()
+    assert vectors.narrow.shape == (shape[0], 64)
+    assert vectors.wide.shape == (shape[0], 96)
+    assert np.isfinite(np.concatenate(vectors, axis=1)).all()
 
 
 def test_padding_changes_nothing(exported):
@@ -102,14 +103,15 @@ def test_padding_changes_nothing(exported):
     ids, mask = encoder.tokenise(["garden hose"])
     wide_ids, wide_mask = (np.pad(array, ((0, 0), (0, 9))) for array in (ids, mask))
     wide_ids[0, -3:] = 2000
-    assert half_cosines(encoder.run(ids, mask), encoder.run(wide_ids, wide_mask))[0] > 0.99999
+    for one, other in zip(encoder.run(ids, mask), encoder.run(wide_ids, wide_mask), strict=True):
+        assert part_cosines(one, other, one.shape[1] // 2)[0] > 0.99999
 
 
 def test_the_graph_is_valid_named_and_free_of_traces(exported):
     _, file, _ = exported
     graph = onnx.load(str(file))
     onnx.checker.check_model(graph, full_check=True)
-    assert io_problem(make_session(file.read_bytes(), threads=1), 64) is None
+    assert io_problem(make_session(file.read_bytes(), threads=1), 64, 96) is None
     assert [(entry.domain, entry.version) for entry in graph.opset_import] == [("", 18)]
     for weights in graph.graph.initializer:
         weights.raw_data = b""
@@ -132,12 +134,12 @@ def test_eight_bits_stay_near_and_take_a_quarter_of_the_room(exported, tmp_path)
     assert operators == (["Gather", "MatMul"] if products else ["Gather"])
     assert (tmp_path / "int8.onnx").stat().st_size < file.stat().st_size / 3.5
     small = TextEncoder(
-        make_session((tmp_path / "int8.onnx").read_bytes(), threads=1), encoder._tokenizer, 64
+        make_session((tmp_path / "int8.onnx").read_bytes(), threads=1), encoder._tokenizer, 64, 96
     )
     texts = texts_of_all_kinds()
-    cosines = half_cosines(encoder.encode(texts), small.encode(texts))
-    assert np.isfinite(small.encode([""])).all()
-    assert cosines.mean() > (0.97 if products else 0.9999)
+    for fp32, int8 in zip(encoder.encode(texts), small.encode(texts), strict=True):
+        assert np.isfinite(int8).all()
+        assert part_cosines(fp32, int8, fp32.shape[1] // 2).mean() > (0.97 if products else 0.9999)
 
 
 def _export(source, out, **options):
@@ -157,8 +159,9 @@ def with_an_outlier(source):
     model = copy.deepcopy(source.model)
     with torch.no_grad():
         model.encoder.words.weight[:, 0] = 1e3
-        for head in (model.g1[0], model.g2[0]):
-            head.weight[:, 0] = 0
+        for pair in model.heads:
+            for head in (pair.g1[0], pair.g2[0]):
+                head.weight[:, 0] = 0
     return dataclasses.replace(source, model=model)
 
 
@@ -199,6 +202,8 @@ def test_label_vectors_are_phi_d_and_the_normalised_table(small_source, small_bu
         encoder = TextEncoder(
             make_session(bundle.read_bytes("encoder.onnx"), threads=1), small_source.tokenizer, 32
         )
-    assert np.allclose(vectors[:, :16], torch_vectors(small_source.model, encoder, texts)[:, :16], atol=1e-5)
+    assert np.allclose(
+        vectors[:, :16], torch_vectors(small_source.model, encoder, texts).narrow[:, :16], atol=1e-5
+    )
     table = small_source.table / np.linalg.norm(small_source.table, axis=1, keepdims=True)
     assert np.allclose(vectors[:, 16:], table, atol=1e-6)

@@ -32,14 +32,14 @@ def index(bundle):
 
 def test_a_phrase_finds_itself_whatever_its_script_or_case(bundle, encoder, index):
     texts = bundle.phrases["text"].to_pylist()
-    rows, scores = index.search(encoder.encode([text.upper() for text in texts]), 1)
+    rows, scores = index.search(encoder.encode([text.upper() for text in texts]).narrow, 1)
     assert rows[:, 0].tolist() == list(range(54))
     assert scores.min() > 1.9  # both cosines near 1; Ψ of this model is Φ_C of the phrase
 
 
 @pytest.mark.parametrize("k", [1, 10, 54, 55, 10**6])
 def test_the_index_agrees_with_exact_search(encoder, index, k):
-    vectors = encoder.encode(["red shoes", "fan", "", "花园"])
+    vectors = encoder.encode(["red shoes", "fan", "", "花园"]).narrow
     rows, scores = index.search(vectors, k)
     _, wanted_scores = index.exact(vectors, k)
     assert rows.shape == scores.shape == (4, min(k, 54))
@@ -54,7 +54,7 @@ def test_the_index_agrees_with_exact_search(encoder, index, k):
 
 @pytest.mark.parametrize("ef", [None, 1, 54, 5000])
 def test_ef_is_a_floor_and_never_changes_the_number_of_answers(encoder, index, ef):
-    rows, _ = index.search(encoder.encode(["red shoes"]), 7, ef)
+    rows, _ = index.search(encoder.encode(["red shoes"]).narrow, 7, ef)
     assert rows.shape == (1, 7)
 
 
@@ -88,17 +88,16 @@ def test_parts_of_the_graph_out_of_reach_are_searched_exactly(index, encoder, mo
     for row in range(0, 54, 2):
         graph.mark_deleted(row)
     monkeypatch.setattr(index, "_index", graph)
-    rows, _ = index.search(encoder.encode(["red shoes", "fan"]), 50)
-    assert rows.tolist() == index.exact(encoder.encode(["red shoes", "fan"]), 50)[0].tolist()
+    rows, _ = index.search(encoder.encode(["red shoes", "fan"]).narrow, 50)
+    assert rows.tolist() == index.exact(encoder.encode(["red shoes", "fan"]).narrow, 50)[0].tolist()
 
 
 def test_threads_share_encoder_and_index(bundle, encoder, index):
     texts = bundle.phrases["text"].to_pylist()
 
     def match(i):
-        return index.search(encoder.run(*encoder.tokenise(texts[i : i + 3])), 5, ef=(None, 200)[i % 2])[
-            0
-        ].tolist()
+        vectors = encoder.run(*encoder.tokenise(texts[i : i + 3])).narrow
+        return index.search(vectors, 5, ef=(None, 200)[i % 2])[0].tolist()
 
     alone = [match(i) for i in range(50)]
     with ThreadPoolExecutor(8) as pool:
@@ -110,9 +109,9 @@ def test_threads_share_encoder_and_index(bundle, encoder, index):
 def test_a_vector_depends_on_its_text_alone_not_on_its_batch(bundle, precision):
     encoder = QueryEncoder(bundle, precision=precision)
     texts = [*bundle.phrases["text"].to_pylist(), "", "x"]
-    one_by_one = np.concatenate([encoder.encode([text]) for text in texts])
-    assert np.allclose(encoder.encode(texts, batch=7), one_by_one, atol=1e-5)
-    assert encoder.encode([]).shape == (0, 32)
+    one_by_one = np.concatenate([encoder.encode([text]).narrow for text in texts])
+    assert np.allclose(encoder.encode(texts, batch=7).narrow, one_by_one, atol=1e-5)
+    assert encoder.encode([]).narrow.shape == (0, 32)
 
 
 def test_a_provider_that_is_not_there_is_an_error_not_a_silent_cpu(bundle):
@@ -127,7 +126,7 @@ def test_a_provider_that_is_not_there_is_an_error_not_a_silent_cpu(bundle):
     "text", ["\0", "\ud800", "a" * 100_000, "\u202e" * 50, "🧯" * 40, " \t\n ", "́" * 1000]
 )
 def test_odd_texts_have_finite_vectors(encoder, index, text):
-    vectors = encoder.encode([text])
+    vectors = encoder.encode([text]).narrow
     assert np.isfinite(vectors).all()
     assert index.search(vectors, 3)[0].shape == (1, 3)
 

@@ -16,7 +16,7 @@ from export.bundle.encoder import QueryEncoder
 from export.bundle.index import PhraseIndex
 
 bundle = open_bundle(Path(sys.argv[1]))
-vectors = QueryEncoder(bundle, threads=1).encode(["RED  garden hose"])
+vectors = QueryEncoder(bundle, threads=1).encode(["RED  garden hose"]).narrow
 rows, scores = PhraseIndex(bundle).search(vectors, 1)
 print(bundle.phrases["text"][int(rows[0, 0])].as_py())
 print(any(name.partition(".")[0] == "trainer" for name in sys.modules if sys.modules[name] is not None))

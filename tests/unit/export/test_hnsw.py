@@ -37,6 +37,28 @@ def test_the_target_is_reached_by_an_independent_count():
     assert all(point.recall < 0.99 for point in cheaper)
 
 
+def test_searches_that_ask_for_more_results_are_measured_as_such():
+    vectors, queries = clustered(2000), clustered(100, seed=1)
+    target = RecallTarget(0.9, 10, results=200)
+    tuned = tune(vectors, queries, "queries", target, threads=1, build_threads=1)
+    assert (tuned.record.k, tuned.record.results) == (10, 200)
+    assert min(point.ef for point in tuned.record.curve) == 200
+    # Asked for 200, the first ten are those of a search that wide.
+    assert tuned.record.recall == pytest.approx(
+        np.mean(
+            [
+                len(set(found[:10]) & set(exact)) / 10
+                for found, exact in zip(
+                    search(tuned.index, vectors, queries, 200),
+                    exact_topk(queries, vectors, 10)[0],
+                    strict=True,
+                )
+            ]
+        ),
+        abs=1e-6,
+    )
+
+
 def test_a_graph_too_thin_is_rebuilt_wider(capsys):
     vectors, queries = clustered(4000), clustered(100, seed=1)
     ladder = ((2, 4), *LADDER)

@@ -15,6 +15,7 @@ def test_the_id_depends_on_every_file_but_the_index_graph_and_on_its_targets():
     assert first != bundle_id({**DIGESTS, "encoder.onnx": "d" * 64}, TARGETS)
     assert first != bundle_id({**DIGESTS, "vectors.npy": "d" * 64}, TARGETS)
     assert first != bundle_id(DIGESTS, {**TARGETS, "k": 10})
+    assert first != bundle_id(DIGESTS, {**TARGETS, "candidates": 100})
     assert len(first) == 12
 
 

@@ -1,0 +1,95 @@
+"""Search narrow, rank wide: the phrases that the index found, scored again with wider vectors in 8 bits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from export.bundle.read import WideVectors
+
+_LARGEST = 127
+# Rows gathered at once, in bytes: what is read, converted and multiplied should stay in the cache.
+_BLOCK_BYTES = 1 << 19
+
+
+def to_8_bits(vectors: np.ndarray, encoder_dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors in 8 bits: value times the scale of its row and part, each off by half a scale at most.
+
+    The scale is the part's largest magnitude / 127; a part without values, or of zeros alone, has scale 0.
+
+    Args:
+        vectors: float32 (n, dim), finite.
+        encoder_dim: width of the Φ_D part, from the left; the rest is the Φ_C part.
+
+    Returns:
+        int8 (n, dim) in -127..127, and scales, float32 (n, 2).
+    """
+    rows = np.empty(vectors.shape, dtype=np.int8)
+    scales = np.zeros((len(vectors), 2), dtype=np.float32)
+    for part, columns in enumerate((slice(0, encoder_dim), slice(encoder_dim, None))):
+        values = vectors[:, columns]
+        scales[:, part] = np.abs(values).max(axis=1, initial=0.0) / _LARGEST
+        divisor = np.where(scales[:, part] > 0, scales[:, part], 1.0)
+        # Of magnitudes near the least there are, a quotient can come out above 127.
+        rows[:, columns] = np.clip(np.rint(values / divisor[:, None]), -_LARGEST, _LARGEST)
+    return rows, scales
+
+
+def _dots_of_einsum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    products: np.ndarray = np.einsum("...i,...i->...", a, b)
+    return products
+
+
+# vecdot converts to float32 in the cache, some thousand values at a time. Neither it nor einsum starts BLAS
+# threads, which in a service would only get into each other's way.
+_dots = getattr(np, "vecdot", _dots_of_einsum)  # since NumPy 2.0
+
+
+class Rescorer:
+    """Scores phrases by the wide vectors of a bundle. Safe to call from several threads at once.
+
+    Args:
+        wide: `Bundle.wide`.
+
+    Attributes:
+        dim: width of the wide vectors.
+    """
+
+    def __init__(self, wide: WideVectors):
+        self.dim = wide.rows.shape[1]
+        self._wide = wide
+
+    def score(self, queries: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Both cosines of each query and each of its phrases, the two parts of the score.
+
+        Args:
+            queries: float32 (n, dim), the wide [Φ_D(x) ⊕ N(Φ_C(x))].
+            rows: int64 (n, c), rows of the bundle's phrases.
+
+        Returns:
+            The encoder's and the classifier's part, float32 (n, c) each, in -1..1; of a head that is switched
+            off, 0.
+
+        Raises:
+            ValueError: the queries have another width, or are not as many as there are lists of rows.
+            IndexError: there is no such row.
+        """
+        if queries.ndim != 2 or queries.shape[1] != self.dim or len(queries) != len(rows):
+            raise ValueError(
+                f"queries of shape {queries.shape} do not fit {len(rows)} lists, width {self.dim}"
+            )
+        parts = np.empty((2, *rows.shape), dtype=np.float32)
+        step = max(1, _BLOCK_BYTES // max(1, rows.shape[1] * self.dim))
+        for start in range(0, len(rows), step):
+            block = slice(start, start + step)
+            self._score(queries[block, None], rows[block], parts[:, block])
+        # Rounding puts the cosine of equal vectors a little above 1.
+        np.minimum(np.maximum(parts, -1.0, out=parts), 1.0, out=parts)
+        return parts[0], parts[1]
+
+    def _score(self, queries: np.ndarray, rows: np.ndarray, parts: np.ndarray) -> None:
+        split = self._wide.encoder_dim
+        vectors = self._wide.rows.take(rows, axis=0)
+        scales = self._wide.scales.take(rows, axis=0)
+        for part, columns in enumerate((slice(0, split), slice(split, None))):
+            products = _dots(vectors[..., columns], queries[..., columns])
+            np.multiply(products, scales[..., part], out=parts[part])

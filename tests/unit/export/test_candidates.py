@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from export.bundle.encoder import QueryVectors
+from export.bundle.format import RescorePoint
+from export.bundle.read import WideVectors
+from export.bundle.rescore import to_8_bits
+from export.rescoring import JUDGED, choose_candidates, served_exactly, try_candidates
+from export.vectors import LabelVectors
+
+
+def point(candidates, *figures):
+    return RescorePoint(
+        candidates=candidates, quality=dict(zip(JUDGED, figures, strict=True)), microseconds=1.0
+    )
+
+
+def test_the_least_that_is_near_the_best_in_every_figure():
+    points = [point(50, 49, 18, 84, 94), point(100, 49, 18, 84, 94), point(200, 49.4, 18, 84, 94.3)]
+    assert choose_candidates(points)[0] == 100
+    behind_in_one = [point(100, 49, 18, 84, 94), point(200, 49, 18, 84, 95), point(400, 49, 18, 84, 95.2)]
+    count, reason = choose_candidates(behind_in_one)
+    assert count == 200
+    assert "0.20 behind in recall@100" in reason
+
+
+def test_never_less_than_100_unless_there_are_fewer_phrases():
+    assert choose_candidates([point(20, 90, 90, 90, 90), point(100, 50, 50, 50, 50)])[0] == 100
+    assert choose_candidates([point(20, 50, 50, 50, 50), point(54, 50, 50, 50, 50)])[0] == 54
+
+
+def test_where_none_is_near_the_best_in_all_the_nearest_is_taken():
+    points = [point(100, 52, 18, 84, 90), point(200, 51, 18, 84, 94), point(400, 48, 18, 84, 96)]
+    count, reason = choose_candidates(points)
+    assert count == 200
+    assert "the nearest" in reason
+
+
+@pytest.fixture(scope="module")
+def task():
+    """300 phrases, 80 queries near one each, in the wide vectors closely, in the narrow ones roughly."""
+    rng = np.random.default_rng(0)
+
+    def unit(rows):
+        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+    owners = rng.integers(0, 300, 80)
+    wide = unit(rng.standard_normal((300, 64)))
+    wide_queries = unit(wide[owners] + 0.05 * rng.standard_normal((80, 64)))
+    turn = rng.standard_normal((64, 6))
+    narrow = unit(wide @ turn)
+    narrow_queries = unit(wide_queries @ turn + 1.5 * rng.standard_normal((80, 6)))
+    truth = sp.csr_matrix((np.ones(80, np.float32), (np.arange(80), owners)), shape=(80, 300))
+    labels = LabelVectors(narrow, WideVectors(*to_8_bits(wide, 64), 64))
+    return QueryVectors(narrow_queries, wide_queries), labels, truth, wide
+
+
+def test_more_candidates_find_more_and_each_figure_is_that_of_brute_force(task):
+    queries, labels, truth, wide = task
+    points = try_candidates(queries, labels, truth, (20, 100, 200, 400))
+    assert [one.candidates for one in points] == [20, 100, 200, 300]
+    owners = truth.indices
+    for one in points:
+        nearest = np.argsort(-(queries.narrow @ labels.narrow.T), axis=1)[:, : one.candidates]
+        scores = np.take_along_axis(queries.wide @ wide.T, nearest, axis=1)
+        best = np.take_along_axis(nearest, scores.argmax(axis=1)[:, None], axis=1)[:, 0]
+        assert one.quality["P@1"] == pytest.approx(100 * (best == owners).mean(), abs=1e-3)
+    quality = [one.quality["P@1"] for one in points]
+    assert quality == sorted(quality)
+    assert quality[0] < quality[-1] == 100
+
+
+def test_recall_at_100_is_that_of_a_request_for_100(task):
+    queries, labels, truth, _ = task
+    few, hundred = try_candidates(queries, labels, truth, (20, 100))
+    assert few.quality["recall@100"] == hundred.quality["recall@100"]
+    assert few.quality["recall@10"] < hundred.quality["recall@10"]
+
+
+def test_what_is_served_is_the_candidates_in_the_order_of_the_wide_vectors(task):
+    queries, labels, _, wide = task
+    rows = served_exactly(queries, labels, 40, "search")
+    narrow = served_exactly(queries, LabelVectors(labels.narrow, None), 40, "search")
+    assert (np.sort(rows, axis=1) == np.sort(narrow, axis=1)).all()
+    scores = np.take_along_axis(queries.wide @ wide.T, rows, axis=1)
+    assert (np.diff(scores, axis=1) <= 0.02).all()
+    assert not (rows == narrow).all()
