@@ -213,7 +213,10 @@ def _json(body: bytes, headers: dict[str, str] | None = None) -> Response:
 def _server_timing(answers: list[Answer], whole: float) -> str:
     """Milliseconds of each step, for a browser's network view and our page."""
     steps = total(answers)
-    times = {"tokenise": steps.tokenise, "encode": steps.encode, "search": steps.search, "total": whole}
+    times = {"tokenise": steps.tokenise, "encode": steps.encode, "search": steps.search}
+    if steps.rescore:
+        times["rescore"] = steps.rescore
+    times["total"] = whole
     return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in times.items())
 
 

@@ -1,4 +1,4 @@
-"""A loaded bundle that matches queries to phrases: tokenise, encode, search. It starts no threads of its own.
+"""A loaded bundle that matches queries to phrases: tokenise, encode, search, re-score. It starts no threads.
 
 What the HTTP service and offline scoring both run. `Engine.match` may be called from several threads at
 once: tokenizer, ONNX Runtime and hnswlib release the GIL and share no state between calls.
@@ -15,9 +15,12 @@ import pyarrow as pa
 from pydantic import BaseModel, Field
 
 from bidmatch.base import text
-from export.bundle.encoder import QueryEncoder
+from bidmatch.base.errors import ConfigError
+from export.bundle.encoder import QueryEncoder, QueryVectors
 from export.bundle.index import PhraseIndex
 from export.bundle.read import Bundle, open_bundle
+from export.bundle.rescore import Rescorer
+from service.pairs import Pairs, found_pairs, join
 from service.phrase_keys import PhraseKeys
 
 
@@ -27,10 +30,16 @@ class EngineSettings(BaseModel):
     Attributes:
         encoder_threads: threads of one encoder call; more calls at once scale better than more threads.
         ef: a wider index search than the bundle's own; None or a lesser one takes the bundle's.
+        rescore: whether what the index finds is re-scored with the bundle's wide vectors; None: where it has
+            some.
+        candidates: phrases that are re-scored for a query, or k where that is more; None for the bundle's
+            own number. Counts for nothing where nothing is re-scored.
     """
 
     encoder_threads: int = Field(1, ge=1)
     ef: int | None = Field(None, ge=1)
+    rescore: bool | None = None
+    candidates: int | None = Field(None, ge=1)
 
 
 # Columns of a bundle's phrases that are not the user's: two are answered by name, one is training's.
@@ -44,15 +53,22 @@ class Timings:
     Attributes:
         tokenise: normalising and tokenising.
         encode: the encoder.
-        search: index search, exact-match lookup, merging and the two parts of the score.
+        search: index search, exact-match lookup, merging and ordering.
+        rescore: scores from the wide vectors; 0 where there are none, and scores are part of the search.
     """
 
     tokenise: float = 0.0
     encode: float = 0.0
     search: float = 0.0
+    rescore: float = 0.0
 
     def __add__(self, other: Timings) -> Timings:
-        return Timings(self.tokenise + other.tokenise, self.encode + other.encode, self.search + other.search)
+        return Timings(
+            self.tokenise + other.tokenise,
+            self.encode + other.encode,
+            self.search + other.search,
+            self.rescore + other.rescore,
+        )
 
 
 @dataclass(frozen=True)
@@ -63,8 +79,8 @@ class Matches:
         offsets: int64 (n + 1).
         rows: int64 (m), rows of the bundle's phrases; no row twice for one query.
         scores: float32 (m), `encoder + classifier`, in -2..2.
-        encoder: float32 (m), cosine of Φ_D of query and phrase.
-        classifier: float32 (m), cosine of Φ_C of the query and the phrase's row of Ψ.
+        encoder: float32 (m), cosine of Φ_D of query and phrase; 0 where the model has no such head.
+        classifier: float32 (m), cosine of Φ_C of the query and the phrase's row of Ψ; likewise.
         exact: bool (m), the phrase's key equals the query's key ("exact"), else found by the index ("index").
         timings: what the steps took.
     """
@@ -86,6 +102,10 @@ class Engine:
 
     Attributes:
         bundle: the bundle: `.manifest`, `.phrases` (Arrow table), `.vectors` (float32 (L, dim)).
+        candidates: phrases that are re-scored for a query, or its k where that is more; 0: nothing is.
+
+    Raises:
+        ConfigError: re-scoring is asked for, and the bundle has no wide vectors.
     """
 
     def __init__(self, bundle: Bundle, settings: EngineSettings):
@@ -96,6 +116,7 @@ class Engine:
         self._phrases = _one_chunk(bundle.phrases)
         self._keys = PhraseKeys(self._phrases.column("text"))
         self._vectors = np.asarray(bundle.vectors)  # a plain view: indexing np.memmap itself is slow
+        self._rescorer, self.candidates = _rescorer(bundle, settings)
 
     @classmethod
     def load(cls, path: Path, settings: EngineSettings | None = None) -> Engine:
@@ -103,6 +124,7 @@ class Engine:
 
         Raises:
             DamagedError: the bundle is incomplete, altered or of an unknown version.
+            ConfigError: re-scoring is asked for, and the bundle has no wide vectors.
         """
         return cls(open_bundle(path), settings or EngineSettings())
 
@@ -126,6 +148,10 @@ class Engine:
     def match(self, queries: list[str], k: int, min_score: float | None = None) -> Matches:
         """The k best phrases for each query.
 
+        The index is searched with the narrow vectors for k phrases, or the candidates where they are more;
+        where the bundle re-scores, all that it finds and the exact matches get their scores from the wide
+        vectors, and order, `min_score` and what is answered go by these.
+
         Phrases equal to the normalised query come first, whatever their score and `min_score`; the rest
         follow by score. A query that normalises to nothing has no matches.
 
@@ -147,30 +173,64 @@ class Engine:
         tokenised = time.perf_counter()
         vectors = self._encoder.run(ids, mask)
         encoded = time.perf_counter()
-        found, _ = self._index.search(vectors, min(k, len(self)), ef=self._settings.ef)
-        positions, rows, exact = _merge(found, *self._keys.find(keys))
-        encoder, classifier = self._parts(vectors, positions, rows)
-        scores = encoder + classifier
-        keep = _best(positions, rows, scores, exact, k, min_score)
+        depth = min(max(k, self.candidates), len(self))
+        found, _ = self._index.search(vectors.narrow, depth, ef=self._settings.ef)
+        same_positions, same_rows = self._keys.find(keys)
+        searched = time.perf_counter()
+        encoder, classifier = self._scores(vectors, found)
+        same = self._same(vectors, same_positions, same_rows)
+        scored = time.perf_counter()
+        pairs = join(same, found_pairs(found, encoder, classifier, k, min_score)).best(k)
         offsets = np.zeros(n + 1, np.int64)
-        offsets[asked + 1] = np.bincount(positions[keep], minlength=len(asked))
+        offsets[asked + 1] = np.bincount(pairs.positions, minlength=len(asked))
         np.cumsum(offsets, out=offsets)
-        timings = Timings(tokenised - started, encoded - tokenised, time.perf_counter() - encoded)
+        rescore = scored - searched if self._rescorer else 0.0
+        search = time.perf_counter() - encoded - rescore
+        timings = Timings(tokenised - started, encoded - tokenised, search, rescore)
         return Matches(
-            offsets, rows[keep], scores[keep], encoder[keep], classifier[keep], exact[keep], timings
+            offsets,
+            pairs.rows,
+            pairs.encoder + pairs.classifier,
+            pairs.encoder,
+            pairs.classifier,
+            pairs.exact,
+            timings,
         )
 
-    def _parts(
-        self, vectors: np.ndarray, positions: np.ndarray, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Both cosines of each (query position, phrase row): the two halves of the inner product."""
-        half = vectors.shape[1] // 2
-        products = vectors[positions] * self._vectors[rows]
+    def _same(self, vectors: QueryVectors, positions: np.ndarray, rows: np.ndarray) -> Pairs:
+        """The exact matches with their scores: rows of phrases, int64 (m), of the queries in `positions`."""
+        none = np.empty(0, np.float32)
+        if not len(rows):
+            return Pairs(positions, rows, none, none, np.empty(0, bool))
+        encoder, classifier = self._scores(vectors.of(positions), rows[:, None])
+        return Pairs(positions, rows, encoder[:, 0], classifier[:, 0], np.ones(len(rows), bool))
+
+    def _scores(self, vectors: QueryVectors, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Both cosines of each of n queries and its phrases, rows int64 (n, c): float32 (n, c) each."""
+        if self._rescorer is not None:
+            return self._rescorer.score(vectors.wide, rows)
+        split = self.bundle.manifest.encoder_dim
+        products = vectors.narrow[:, None] * self._vectors[rows]
         # Rounding puts the cosine of equal vectors a little above 1.
         return (
-            np.clip(products[:, :half].sum(1), -1.0, 1.0),
-            np.clip(products[:, half:].sum(1), -1.0, 1.0),
+            np.clip(products[..., :split].sum(-1), -1.0, 1.0),
+            np.clip(products[..., split:].sum(-1), -1.0, 1.0),
         )
+
+
+def _rescorer(bundle: Bundle, settings: EngineSettings) -> tuple[Rescorer | None, int]:
+    """What re-scores, and how many candidates; (None, 0) where nothing does."""
+    record = bundle.manifest.rescore
+    if bundle.wide is None or record is None:
+        if settings.rescore:
+            raise ConfigError(
+                f"{bundle.path} has no wide vectors to re-score with",
+                hint="Export a run that was trained with wide heads (`--set wide_dim=512`).",
+            )
+        return None, 0
+    if settings.rescore is False:
+        return None, 0
+    return Rescorer(bundle.wide), settings.candidates or record.candidates
 
 
 def _one_chunk(table: pa.Table) -> pa.Table:
@@ -188,37 +248,3 @@ def _nothing(n: int) -> Matches:
     return Matches(
         np.zeros(n + 1, np.int64), np.empty(0, np.int64), empty, empty, empty, np.empty(0, bool), Timings()
     )
-
-
-def _merge(
-    found: np.ndarray, exact_positions: np.ndarray, exact_rows: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Index results (n, k; -1 = nothing) and exact matches as (positions, rows, exact), no pair twice."""
-    positions, columns = np.nonzero(found >= 0)
-    rows = found[positions, columns]
-    exact = np.zeros(len(rows), bool)
-    if len(exact_rows):
-        positions = np.concatenate([exact_positions, positions])
-        rows = np.concatenate([exact_rows, rows])
-        exact = np.concatenate([np.ones(len(exact_rows), bool), exact])
-        # np.unique keeps each pair's first place, and the exact ones stand in front.
-        _, first = np.unique(np.stack([positions, rows]), axis=1, return_index=True)
-        positions, rows, exact = positions[first], rows[first], exact[first]
-    return positions, rows, exact
-
-
-def _best(
-    positions: np.ndarray,
-    rows: np.ndarray,
-    scores: np.ndarray,
-    exact: np.ndarray,
-    k: int,
-    min_score: float | None,
-) -> np.ndarray:
-    """Indices of what is answered, by query, exact ones first, then by falling score, at most k a query."""
-    order = np.lexsort((rows, -scores, ~exact, positions))
-    if min_score is not None:
-        order = order[exact[order] | (scores[order] >= min_score)]
-    ordered = positions[order]
-    rank = np.arange(len(order)) - np.searchsorted(ordered, ordered, side="left")
-    return order[rank < k]

@@ -117,7 +117,11 @@ class _Server(uvicorn.Server):
         host, port = listener.getsockname()[:2]
         await super().startup(sockets)
         name = f"[{host}]" if ":" in host else host
-        say(f"serving bundle {self._engine.bundle_id}, {len(self._engine):,} phrases")
+        again = self._engine.candidates
+        say(
+            f"serving bundle {self._engine.bundle_id}, {len(self._engine):,} phrases"
+            + (f", re-scoring {again} candidates" if again else "")
+        )
         say(f"ready: http://{name}:{port}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -28,6 +28,15 @@ class Settings(BaseSettings):
     threads: int = Field(default_factory=usable_cpus, ge=1, le=1024, description="batches worked on at once")
     encoder_threads: int = Field(1, ge=1, le=1024, description="threads of one encoder call")
     ef: int | None = Field(None, ge=1, le=100_000, description="a wider index search than the bundle's own")
+    rescore: bool | None = Field(
+        None, description="re-score what the index finds with the bundle's wide vectors; on where it has some"
+    )
+    candidates: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="phrases to re-score for a query, if not as many as the bundle says",
+    )
     max_batch: int = Field(32, ge=1, le=4096, description="most queries in one encoder call")
     queue: int = Field(1024, ge=1, description="most queries waiting; a request beyond is answered 429")
     deadline_ms: int = Field(
@@ -59,7 +68,12 @@ class Settings(BaseSettings):
 
     def engine(self) -> EngineSettings:
         """The part that concerns the engine."""
-        return EngineSettings(encoder_threads=self.encoder_threads, ef=self.ef)
+        return EngineSettings(
+            encoder_threads=self.encoder_threads,
+            ef=self.ef,
+            rescore=self.rescore,
+            candidates=self.candidates,
+        )
 
     def lines(self) -> list[str]:
         """Every setting and its value, a line each."""

@@ -69,6 +69,7 @@ class Telemetry:
         self.tokenise_seconds = self._seconds("tokenise", "Normalising and tokenising a batch.")
         self.encode_seconds = self._seconds("encode", "Encoding a batch.")
         self.search_seconds = self._seconds("search", "Searching for a batch.")
+        self.rescore_seconds = self._seconds("rescore", "Re-scoring what was found for a batch.")
         self.batch_queries = Histogram(
             "bidmatch_batch_queries",
             "Queries in a batch.",
@@ -105,6 +106,8 @@ class Telemetry:
                 "kind": manifest.model.kind,
                 "dim": str(manifest.dim),
                 "precision": manifest.encoder.precision,
+                "wide_dim": str(manifest.rescore.dim if manifest.rescore else 0),
+                "candidates": str(engine.candidates),
             },
         )
 
@@ -129,6 +132,8 @@ class Telemetry:
         self.tokenise_seconds.observe(timings.tokenise)
         self.encode_seconds.observe(timings.encode)
         self.search_seconds.observe(timings.search)
+        if timings.rescore:
+            self.rescore_seconds.observe(timings.rescore)
         for answer in answers:
             self.matches.observe(answer.count)
 

@@ -15,7 +15,9 @@ Examples:
 
 The encoder is written as ONNX and held against torch. Its 8-bit variant serves only where it loses at most
 --quality-bound points of P@1, P@5 and recall@10 on the run's validation queries. M, ef_construction and ef
-of the index are the cheapest that reach --target-recall. The bundle appears whole or not at all.
+of the index are the cheapest that reach --target-recall. Where the run has wide heads (--set wide_dim=512 in
+training), what the index finds is re-scored with their vectors, kept in 8 bits. The bundle appears whole or
+not at all.
 """
 
 
@@ -52,6 +54,13 @@ of the index are the cheapest that reach --target-recall. The bundle appears who
     show_default=True,
     help="Points of P@1, P@5 and recall@10 that the 8-bit encoder may lose.",
 )
+@click.option("--no-rescore", is_flag=True, help="Leave the run's wide heads out: the index alone serves.")
+@click.option(
+    "--candidates",
+    type=click.IntRange(1),
+    help="Phrases to re-score for a query; otherwise the least, from 100 up, that do about as well as more "
+    "on the validation queries.",
+)
 @click.option("--threads", type=click.IntRange(0), default=0, help="CPU threads; 0 (the default): all cores.")
 @click.option(
     "--build-threads",
@@ -68,6 +77,8 @@ def command(
     target_recall: float,
     recall_k: int,
     quality_bound: float,
+    no_rescore: bool,
+    candidates: int | None,
     threads: int,
     build_threads: int,
     overwrite: bool,
@@ -84,6 +95,8 @@ def command(
         quality_bound=quality_bound,
         threads=threads,
         build_threads=build_threads,
+        rescore=not no_rescore,
+        candidates=candidates,
     )
     manifest = build_bundle(from_run(run), out, options, overwrite=overwrite)
     if as_json:

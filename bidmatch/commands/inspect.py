@@ -54,6 +54,7 @@ def _tables(path: Path, manifest: Manifest, columns: list[str] | None) -> list[T
         _files(manifest),
         _encoders(manifest),
         _curve(manifest),
+        *_rescoring(manifest),
         _quality(manifest),
         _licences(manifest),
     ]
@@ -74,7 +75,8 @@ def _summary(path: Path, manifest: Manifest, columns: list[str] | None) -> Table
         "created": manifest.created,
         "model": f"{model.id} ({model.kind}, started from {model.name})",
         "phrases": f"{counts.phrases:,}" + ("" if columns is None else f" (columns: {', '.join(columns)})"),
-        "vectors": f"{manifest.dim} wide, inner product",
+        "vectors": f"{manifest.dim} wide ({manifest.encoder_dim} encoder, "
+        f"{manifest.dim - manifest.encoder_dim} classifier), inner product",
         "queries": f"{counts.train_queries:,} training, {counts.validation_queries:,} validation, "
         f"{counts.test_queries:,} test",
         "data": f"fingerprint {manifest.data.fingerprint}; split {split.kind}, "
@@ -130,7 +132,7 @@ def _curve(manifest: Manifest) -> Table:
     table = _table(
         f"Index: recall@{index.k} {index.recall:.4f}, target {index.target_recall:g} {verdict}, on "
         f"{index.queries:,} {index.query_source}; built in {index.build_seconds:g} s "
-        f"({index.build_threads} thread{'s' * (index.build_threads > 1)})",
+        f"({index.build_threads} thread{'s' * (index.build_threads > 1)}), asked for {index.results} results",
         *("M", "ef_construction", "ef", f"recall@{index.k}", "mean µs", "p99 µs"),
     )
     for point in index.curve:
@@ -146,14 +148,44 @@ def _curve(manifest: Manifest) -> Table:
     return table
 
 
+def _rescoring(manifest: Manifest) -> list[Table]:
+    """What re-scoring costs and brings; nothing where there is none."""
+    record = manifest.rescore
+    if record is None:
+        return []
+    names = list(record.narrow)
+    table = _table(
+        f"Re-scoring: {record.candidates} candidates, {record.dim} numbers a phrase in 8 bits "
+        f"({record.encoder_dim} encoder, {record.dim - record.encoder_dim} classifier), "
+        f"{record.bytes / 1e6:,.1f} MB, {record.microseconds:,.0f} µs a query; percent on "
+        f"{record.queries:,} validation queries",
+        *("", "µs", *names),
+    )
+
+    def row(label: str, cost: str, quality: dict[str, float]) -> None:
+        table.add_row(label, cost, *(f"{quality[name]:.2f}" for name in names))
+
+    row("index alone", "-", record.narrow)
+    row("re-scored *", f"{record.microseconds:,.0f}", record.rescored)
+    for point in record.curve:
+        row(f"{point.candidates} from exact search", f"{point.microseconds:,.0f}", point.quality)
+    table.caption = f"{record.candidates}: {record.reason}"
+    table.caption_justify = "left"
+    return [table]
+
+
 def _quality(manifest: Manifest) -> Table:
     quality = manifest.quality
     constants = ", ".join(f"{name} = {value:g}" for name, value in quality.propensity.items())
     table = _table(
-        f"Percent on {quality.queries:,} validation queries ({constants})", "", "exact search", "index"
+        f"Percent on {quality.queries:,} validation queries ({constants})",
+        *("", "exact search", "index", "served"),
     )
     for name, value in quality.exact.items():
-        table.add_row(name, f"{value:.2f}", f"{quality.index[name]:.2f}" if name in quality.index else "-")
+        others = (
+            f"{figures[name]:.2f}" if name in figures else "-" for figures in (quality.index, quality.served)
+        )
+        table.add_row(name, f"{value:.2f}", *others)
     return table
 
 

@@ -27,7 +27,8 @@ queries that differ in case or white space only are one.
 Output: a row for each match, by query in the order of first appearance, then by rank:
   query       its first spelling            count       rows of the log with it
   rank        from 1                        id, phrase  the matched phrase
-  score       encoder + classifier          encoder, classifier  the two cosines
+  score       encoder + classifier          encoder, classifier  the two cosines, of the wide vectors
+                                                                 where the bundle re-scores
   source      exact (the phrase is the query) or index
   and behind these the phrase's own columns, such as match_type.
 Queries without a match have no row; the summary counts them.
@@ -57,6 +58,14 @@ command is given again; its work is in .OUTPUT.work beside the output. Reading s
 @click.option("--min-score", type=float, help="Leave out phrases with a lesser score, but not exact ones.")
 @click.option("--ef", type=click.IntRange(1), help="Wider index search than the bundle's own.")
 @click.option(
+    "--rescore/--no-rescore",
+    default=None,
+    help="Re-score what the index finds with the bundle's wide vectors; on where it has some.",
+)
+@click.option(
+    "--candidates", type=click.IntRange(1), help="Phrases to re-score, if not as many as the bundle says."
+)
+@click.option(
     "--threads", type=click.IntRange(0), default=0, help="Cores to use; 0 (the default): all of them."
 )
 @click.option("--query-column", help="Column with the queries: a name, or a position from 1.")
@@ -78,6 +87,8 @@ def command(
     k: int,
     min_score: float | None,
     ef: int | None,
+    rescore: bool | None,
+    candidates: int | None,
     threads: int,
     query_column: str | None,
     encoding: str | None,
@@ -99,6 +110,8 @@ def command(
         k=k,
         min_score=min_score,
         ef=ef,
+        rescore=rescore,
+        candidates=candidates,
         threads=threads or usable_cpus(),
         query_column=query_column,
         encoding=encoding,

@@ -74,7 +74,8 @@ function show(answer, times, seen) {
   const phrases = count === 0 ? "No phrases" : count === 1 ? "1 phrase" : `${count} phrases`;
   status.textContent = `${phrases} in ${times.total?.toFixed(1) ?? "?"} ms`;
   timing.textContent =
-    ["tokenise", "encode", "search"].map((step) => `${step} ${times[step]?.toFixed(2) ?? "?"} ms`).join(" · ") +
+    ["tokenise", "encode", "search", "rescore"].filter((step) => step !== "rescore" || step in times)
+      .map((step) => `${step} ${times[step]?.toFixed(2) ?? "?"} ms`).join(" · ") +
     ` · ${seen.toFixed(0)} ms seen from here`;
   bundle.textContent = answer.bundle;
 }

@@ -38,6 +38,8 @@ class ScoreOptions(BaseModel):
         k: most matches for one query.
         min_score: leave out phrases found by the index with a lesser score.
         ef: a wider index search than the bundle's own.
+        rescore: whether to re-score with the bundle's wide vectors; None: where it has some.
+        candidates: phrases to re-score for a query; None for as many as the bundle says.
         threads: parts scored at once.
         query_column: name of the column with the queries, or its position from 1; None to recognise it.
         encoding: of text files; None to recognise it.
@@ -54,6 +56,8 @@ class ScoreOptions(BaseModel):
     k: int = Field(10, ge=1)
     min_score: float | None = None
     ef: int | None = Field(None, ge=1)
+    rescore: bool | None = None
+    candidates: int | None = Field(None, ge=1)
     threads: int = Field(1, ge=1)
     query_column: str | None = None
     encoding: str | None = None
@@ -97,6 +101,8 @@ def score_log(options: ScoreOptions) -> Summary:
         k=options.k,
         min_score=options.min_score,
         ef=options.ef,
+        rescore=options.rescore,
+        candidates=options.candidates,
         output_kind=kind,
     )
     try:
@@ -115,7 +121,8 @@ def score_log(options: ScoreOptions) -> Summary:
 
 
 def _run(options: ScoreOptions, plan: Plan, sources: _Sources, work: Work, started: float) -> Summary:
-    engine = Engine.load(options.bundle, EngineSettings(ef=options.ef))
+    settings = EngineSettings(ef=options.ef, rescore=options.rescore, candidates=options.candidates)
+    engine = Engine.load(options.bundle, settings)
     if engine.bundle.manifest.files[INDEX].sha256 != plan.index_sha256 or engine.bundle_id != plan.bundle_id:
         raise ConfigError(f"{options.bundle} was replaced just now", hint="Run the command again.")
     if work.resumed:

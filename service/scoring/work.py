@@ -60,6 +60,8 @@ class Plan(BaseModel):
     k: int
     min_score: float | None
     ef: int | None
+    rescore: bool | None
+    candidates: int | None
     output_kind: str
 
 

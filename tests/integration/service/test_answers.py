@@ -45,7 +45,7 @@ def test_an_answer_does_not_depend_on_the_queries_beside_it(engine: Engine) -> N
 
 
 def test_the_time_of_a_batch_is_counted_once() -> None:
-    first, second = Timings(1.0, 2.0, 3.0), Timings(10.0, 20.0, 30.0)
+    first, second = Timings(1.0, 2.0, 3.0, 4.0), Timings(10.0, 20.0, 30.0, 40.0)
     answers = [Answer(b"[]", 0, first), Answer(b"[]", 0, first), Answer(b"[]", 0, second)]
-    assert total(answers) == Timings(11.0, 22.0, 33.0)
+    assert total(answers) == Timings(11.0, 22.0, 33.0, 44.0)
     assert total([]) == Timings()

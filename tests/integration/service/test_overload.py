@@ -128,7 +128,16 @@ def test_metrics(start: Callable) -> None:
         bundle = client.get("/readyz").json()["bundle"]
         assert sample(client, "bidmatch_bundle_info", bundle=bundle, phrases="400") == 1
         assert (
-            sample(client, "bidmatch_model_info", model="by-hand", kind="bag", dim="16", precision="fp32")
+            sample(
+                client,
+                "bidmatch_model_info",
+                model="by-hand",
+                kind="bag",
+                dim="16",
+                precision="fp32",
+                wide_dim="0",
+                candidates="0",
+            )
             == 1
         )
         with pytest.raises(KeyError):

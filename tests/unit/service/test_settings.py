@@ -15,6 +15,18 @@ def test_environment_then_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (str(settings.bundle), settings.port, settings.max_k) == ("some/bundle", 9002, 50)
 
 
+@pytest.mark.parametrize(("value", "wanted"), [("off", False), ("on", True), ("0", False), (None, None)])
+def test_re_scoring_can_be_switched_off_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, wanted: bool | None
+) -> None:
+    monkeypatch.delenv("BIDMATCH_RESCORE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("BIDMATCH_RESCORE", value)
+    monkeypatch.setenv("BIDMATCH_CANDIDATES", "50")
+    engine = Settings(bundle="b").engine()  # type: ignore[arg-type]
+    assert (engine.rescore, engine.candidates) == (wanted, 50)
+
+
 def test_it_listens_to_this_machine_only_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BIDMATCH_HOST", raising=False)
     assert Settings(bundle="b").host == "127.0.0.1"  # type: ignore[arg-type]

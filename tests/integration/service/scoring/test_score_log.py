@@ -206,3 +206,26 @@ def test_after_a_bad_line_is_mended_the_run_begins_anew(small_bundle: Path, tmp_
         score(small_bundle, log, output)
     log.write_text("query\tn\nred\t1\nblue\t1\n")
     assert score(small_bundle, log, output).rows == 2
+
+
+def test_re_scored_with_the_wide_vectors_unless_told_otherwise(
+    small_wide_bundle: Path, log: Path, tmp_path: Path
+) -> None:
+    engine = Engine.load(small_wide_bundle)
+    score(small_wide_bundle, log, tmp_path / "wide.parquet", threads=2)
+    score(small_wide_bundle, log, tmp_path / "narrow.parquet", threads=2, rescore=False)
+    wide, narrow = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("wide", "narrow"))
+    query = wide["query"][0].as_py()
+    alone = engine.match([query], 10)
+    assert wide["score"].to_pylist()[: len(alone.rows)] == pytest.approx(alone.scores.tolist(), abs=1e-5)
+    assert wide["score"].to_pylist() != narrow["score"].to_pylist()
+    score(small_wide_bundle, log, tmp_path / "few.parquet", threads=2, candidates=10)
+    assert pq.read_table(tmp_path / "few.parquet")["id"].to_pylist() != wide["id"].to_pylist()
+
+
+def test_re_scoring_a_bundle_without_wide_vectors_is_refused(
+    small_bundle: Path, log: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="no wide vectors"):
+        score(small_bundle, log, tmp_path / "m.parquet", rescore=True)
+    assert not (tmp_path / "m.parquet").exists()

@@ -21,6 +21,8 @@ def plan_of(path: Path, **changes: object) -> Plan:
         "k": 10,
         "min_score": None,
         "ef": None,
+        "rescore": None,
+        "candidates": None,
         "output_kind": "csv",
     }
     return Plan.model_validate(values | changes)
@@ -80,6 +82,8 @@ def test_work_is_kept_and_gone_on_with(output: Path, log: Path) -> None:
         {"index_sha256": "1" * 64},
         {"encoding": "utf-8"},
         {"ef": 3},
+        {"rescore": False},
+        {"candidates": 50},
     ],
 )
 def test_another_plan_is_refused_unless_begun_anew(
