@@ -23,6 +23,7 @@ Examples:
   bidmatch eval --bundle runs/demo/bundle --data runs/demo/log.tsv
   bidmatch eval --bundle bundles/hd --data data/homedepot --json | jq '.metrics["P@1"]'
   bidmatch eval --bundle bundles/hd --data last_week.tsv --all-queries
+  bidmatch eval --bundle bundles/hd --data data/homedepot --no-rescore
   bidmatch eval --checkpoint runs/hd
 
 A log that has no test part is split as the log that the bundle was trained on, so only queries that training
@@ -52,6 +53,14 @@ never saw are measured. All figures are percent. Head, torso and tail are phrase
 @click.option("--depth", type=click.IntRange(1), default=100, show_default=True, help="Phrases asked for.")
 @click.option("--ef", type=click.IntRange(1), help="Wider search than the bundle's own.")
 @click.option(
+    "--rescore/--no-rescore",
+    default=None,
+    help="Re-score what the index finds with the bundle's wide vectors; on where it has some.",
+)
+@click.option(
+    "--candidates", type=click.IntRange(1), help="Phrases to re-score, if not as many as the bundle says."
+)
+@click.option(
     "--threads", type=click.IntRange(0), default=0, help="Calls at once; 0 (the default): all cores."
 )
 @click.option("--propensity-a", type=float, help="A of PSP@k; default: the bundle's or run's.")
@@ -67,6 +76,8 @@ def command(
     all_queries: bool,
     depth: int,
     ef: int | None,
+    rescore: bool | None,
+    candidates: int | None,
     threads: int,
     propensity_a: float | None,
     propensity_b: float | None,
@@ -88,7 +99,17 @@ def command(
     source = click.core.ParameterSource.COMMANDLINE
     own_split = {n for n in ("test_share", "split_seed") if context.get_parameter_source(n) == source}
     report, quality = evaluate_bundle(
-        bundle, list(data), read_options, own_split, all_queries, depth, ef, threads, propensity
+        bundle,
+        list(data),
+        read_options,
+        own_split,
+        all_queries,
+        depth,
+        ef,
+        threads,
+        propensity,
+        rescore=rescore,
+        candidates=candidates,
     )
     if as_json:
         emit_json(report | quality.model_dump())
@@ -106,6 +127,9 @@ def evaluate_bundle(
     ef: int | None,
     threads: int,
     propensity: tuple[float | None, float | None],
+    *,
+    rescore: bool | None = None,
+    candidates: int | None = None,
 ) -> tuple[dict[str, Any], Quality]:
     """What was measured and how, and the figures.
 
@@ -119,6 +143,8 @@ def evaluate_bundle(
         ef: wider search than the bundle's own, or None.
         threads: calls at once; 0 for all cores.
         propensity: A and B, each None for the bundle's.
+        rescore: whether to re-score with the bundle's wide vectors; None: where it has some.
+        candidates: phrases to re-score, or None for as many as the bundle says.
     """
     from bidmatch.evaluation import Popularity, measure, query_counts, rank_all, rows_in
     from export.bundle.read import read_manifest
@@ -140,7 +166,9 @@ def evaluate_bundle(
         )
     say(f"measuring {which}: {len(measured):,} queries")
 
-    engine = Engine.load(bundle, EngineSettings(ef=ef))
+    engine = Engine.load(bundle, EngineSettings(ef=ef, rescore=rescore, candidates=candidates))
+    if engine.candidates:
+        say(f"re-scoring {engine.candidates} candidates with the bundle's wide vectors")
     phrases = engine.bundle.phrases
     label_of = rows_in(phrases, dataset.phrases)
     counts, n_train = query_counts(dataset.train), len(dataset.train)
@@ -171,6 +199,8 @@ def evaluate_bundle(
         "encoder": manifest.encoder.precision,
         "dim": manifest.dim,
         "ef": ef or manifest.index.ef,
+        "candidates": engine.candidates,
+        "wide_dim": manifest.rescore.dim if engine.candidates and manifest.rescore else 0,
         "depth": depth,
         "data": [str(path) for path in data],
         "fingerprint": dataset.report.fingerprint,
@@ -229,7 +259,8 @@ def _eval_run(run: Path, propensity: tuple[float | None, float | None], as_json:
     from trainer.checkpoint import load_run
     from trainer.corpus import TokenSource
     from trainer.embed import embed
-    from trainer.evaluate import rankings
+    from trainer.evaluate import rankings, served_view
+    from trainer.model import HeadVectors
     from trainer.tokenise import tokenise_all
 
     trained = load_run(run)
@@ -237,14 +268,18 @@ def _eval_run(run: Path, propensity: tuple[float | None, float | None], as_json:
         raise ConfigError(f"{run} has no held-out queries", hint="Train with --test-share above 0.")
     cpu = torch.device("cpu")
 
-    def vectors(texts: pa.Array, what: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def vectors(texts: pa.Array, what: str) -> list[HeadVectors]:
         source = TokenSource(tokenise_all(trained.tokenizer, texts, what))
-        return embed(trained.model, source, cpu, f"encoding {what}")
+        return embed(trained.model, source, cpu, f"encoding {what}", wide=True)
 
     labels = pa.array([key(text) for text in trained.phrases["text"].to_pylist()], pa.large_string())
-    query_d, query_c = vectors(trained.test.queries, "queries")
-    label_d, _ = vectors(labels, "phrases")
-    found = rankings(query_d, query_c, label_d, torch.from_numpy(trained.table))
+    psi = [table for table in (trained.table, trained.wide_table) if table is not None and table.shape[1]]
+    found = rankings(
+        vectors(trained.test.queries, "queries"),
+        vectors(labels, "phrases"),
+        [torch.from_numpy(t) for t in psi],
+        trained.test.filtered,
+    )
     a, b = _constants(propensity, (trained.config.propensity_a, trained.config.propensity_b))
     n_train = trained.info["split"]["train_queries"]
     # As with a bundle, frequencies are those of the whole training part, validation queries included.
@@ -260,7 +295,7 @@ def _eval_run(run: Path, propensity: tuple[float | None, float | None], as_json:
             "filter_pairs": _filter_pairs(trained.test),
             "phrases": len(trained.phrases),
             "propensity": {"A": a, "B": b, "training_queries": n_train},
-            "metrics": views["concatenation"].metrics,
+            "metrics": views[served_view(views)].metrics,
         }
         emit_json(report | {"views": {view: quality.model_dump() for view, quality in views.items()}})
         return

@@ -93,3 +93,21 @@ def test_a_serving_install_can_measure_a_bundle(small_bundle: Path, log: Path):
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert orjson.loads(done.stdout)["metrics"]["P@1"] == 100
+
+
+def test_a_bundle_is_measured_re_scored_unless_told_otherwise(small_wide_bundle: Path, log: Path):
+    arguments = ("--bundle", small_wide_bundle, "--data", log, "--all-queries", "--depth", "10")
+    wide = figures(*arguments)
+    assert (wide["candidates"], wide["wide_dim"]) == (20, 96)
+    few = figures(*arguments, "--candidates", "11")
+    assert few["candidates"] == 11
+    narrow = figures(*arguments, "--no-rescore")
+    assert (narrow["candidates"], narrow["wide_dim"]) == (0, 0)
+    assert wide["metrics"]["P@1"] == narrow["metrics"]["P@1"] == 100
+    assert "re-scoring 20 candidates" in run(*arguments).stderr
+
+
+def test_re_scoring_a_bundle_without_wide_vectors_is_refused(small_bundle: Path, log: Path):
+    done = run("--bundle", small_bundle, "--data", log, "--all-queries", "--rescore")
+    assert isinstance(done.exception, ConfigError)
+    assert "no wide vectors" in str(done.exception)
