@@ -39,7 +39,7 @@ def _together() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as lost:
-        reason = str(lost).strip().partition("\n")[0]
+        reason = str(lost).strip().partition("\n")[0].partition(". ")[0]
         raise BidmatchError(
             f"the connection to another process of this run is lost ({reason})",
             hint="If that process ended, its own message says why. The same command goes on from the last "
@@ -291,6 +291,9 @@ def join_workers(timeout: timedelta = JOIN_TIMEOUT) -> Workers:
         )
     try:
         store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=count, timeout=timeout))
+        # torchrun may keep its store for processes that it starts again: they must not find what the dead
+        # ones left there.
+        store = dist.PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         store.set(f"joined/{rank}", "1")
         store.wait([f"joined/{other}" for other in range(count)], timeout)
         store.set_timeout(STEP_TIMEOUT)

@@ -4,8 +4,8 @@ Run as a program, it imports what training needs, then forks a child for each re
 process: it has its own memory, runs `bidmatch.cli.main`, and can be killed.
 
 Requests are JSON lines on stdin, each answered by one on stdout: a process id for
-{"start": {"arguments": [...], "stdout": file, "stderr": file}}; for {"poll": pid} and {"wait": pid} its exit
-status, null while it runs.
+{"start": {"arguments": [...], "environment": {...}, "stdout": file, "stderr": file}}; for {"poll": pid} and
+{"wait": pid} its exit status, null while it runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
-def _child(arguments: list[str], stdout: str, stderr: str) -> None:
+def _child(arguments: list[str], environment: dict[str, str], stdout: str, stderr: str) -> None:
+    os.environ.update(environment)
     for descriptor, file in ((1, stdout), (2, stderr)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     sys.argv = ["bidmatch", *arguments]
@@ -108,11 +109,12 @@ class Server:
         print(json.dumps(request), file=self.process.stdin, flush=True)
         return json.loads(self.process.stdout.readline())
 
-    def start(self, arguments: list[str]) -> Started:
-        """Begin `bidmatch ARGUMENTS...`."""
+    def start(self, arguments: list[str], environment: dict[str, str] | None = None) -> Started:
+        """Begin `bidmatch ARGUMENTS...`, with these environment variables besides its own."""
         self.started += 1
         files = [self.folder / f"{self.started}.{name}" for name in ("stdout", "stderr")]
-        request = {"arguments": arguments, "stdout": str(files[0]), "stderr": str(files[1])}
+        request = {"arguments": arguments, "environment": environment or {}}
+        request |= {"stdout": str(files[0]), "stderr": str(files[1])}
         return Started(self, self.ask({"start": request}), *files)
 
 
