@@ -60,12 +60,21 @@ def wide_copy(small_wide_bundle: Path, tmp_path: Path) -> BundleCopy:
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder of a small real training: 400 queries, 48 phrases, two epochs of `bag`."""
+    return train(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="session")
+def small_wide_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with wide heads of 24 + 24 beside the narrow ones of 8 + 8."""
+    return train(tmp_path_factory.mktemp("wide_run"), "wide_dim=48")
+
+
+def train(folder: Path, *more: str) -> Path:
     from trainer.config import make_config
     from trainer.data.options import ReadOptions
     from trainer.data.read import read_dataset
     from trainer.run import run_training
 
-    folder = tmp_path_factory.mktemp("run")
     log = folder / "clicks.tsv"
     products = ["garden hose", "running shoes", "led bulb", "ceiling fan", "cordless drill", "office chair"]
     attributes = ["red", "blue", "cheap", "outdoor", "steel", "10 ft", "kids", "wireless"]
@@ -77,6 +86,6 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for product in products
     ]
     log.write_text("query\tphrase\tweight\n" + "\n".join(lines) + "\n", encoding="utf-8")
-    settings = ["epochs=2", "dim=16", "threads=1", "validation_share=0.2", "batch.queries=64"]
+    settings = ["epochs=2", "dim=16", "threads=1", "validation_share=0.2", "batch.queries=64", *more]
     run_training(read_dataset([log], ReadOptions()), make_config("bag", settings), folder / "run")
     return folder / "run"

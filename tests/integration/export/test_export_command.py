@@ -87,6 +87,38 @@ def test_inspect(exported):
     assert as_json == manifest
 
 
+def test_a_run_with_wide_heads_becomes_a_bundle_that_re_scores(small_wide_run, tmp_path):
+    done = bidmatch("export", "--checkpoint", small_wide_run, "--out", tmp_path / "wide", "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)["rescore"]
+    assert (record["dim"], record["encoder_dim"], record["candidates"]) == (48, 24, 48)
+    assert record["queries"] > 20
+    assert record["rescored"]["recall@10"] > 50
+    assert "re-scoring 48 candidates with 48 numbers a phrase in 8 bits" in done.stderr
+    shown = bidmatch("inspect", tmp_path / "wide")
+    assert "Re-scoring: 48 candidates" in shown.stdout
+    assert "from exact search" in shown.stdout
+    plain = bidmatch("export", "--checkpoint", small_wide_run, "--out", tmp_path / "narrow", "--no-rescore")
+    assert plain.returncode == 0, plain.stderr
+    assert not (tmp_path / "narrow" / "wide.npy").exists()
+    assert "Re-scoring" not in bidmatch("inspect", tmp_path / "narrow").stdout
+
+
+def test_candidates_of_a_run_without_wide_heads_are_refused(small_run, tmp_path):
+    done = bidmatch("export", "--checkpoint", small_run, "--out", tmp_path / "b", "--candidates", "50")
+    assert done.returncode == 2
+    assert "no wide heads" in done.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_run_is_measured_by_all_its_views(small_wide_run):
+    done = bidmatch("eval", "--checkpoint", small_wide_run, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert {"concatenation", "wide", "rescored"} <= report["views"].keys()
+    assert report["metrics"] == report["views"]["rescored"]["metrics"]
+
+
 def test_inspect_of_a_damaged_bundle_exits_4_and_says_why(exported, tmp_path):
     copy = shutil.copytree(exported[0], tmp_path / "copy")
     os.truncate(copy / "index.hnsw", 100)
