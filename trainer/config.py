@@ -61,13 +61,12 @@ class TransformerEncoderConfig(_Strict):
 
 
 class InceptionEncoderConfig(_Strict):
-    """InceptionXML's idea: convolutions of several widths over word-piece vectors, joined and pooled.
+    """InceptionXML's idea: convolutions of several widths over word-piece vectors, pooled and joined.
 
     Attributes:
         pretrained: where vocabulary and first word vectors come from, as for `bag`.
         widths: tokens that each group of filters spans.
         filters: filters of each width.
-        pooling: over the tokens, the highest or the mean of each feature.
         dropout: on the pooled features, in training.
         word_dropout: probability that a word piece is left out of a text, in training.
     """
@@ -76,7 +75,6 @@ class InceptionEncoderConfig(_Strict):
     pretrained: str = "minilm-l6"
     widths: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field((1, 2, 3), min_length=1)
     filters: int = Field(128, ge=1)
-    pooling: Literal["max", "mean"] = "max"
     dropout: float = Field(0.0, ge=0, lt=1)
     word_dropout: float = Field(0.0, ge=0, lt=1)
 

@@ -79,13 +79,7 @@ def _over_words(
     if isinstance(config, BagEncoderConfig):
         return BagEncoder(vocabulary, width, config.dropout, config.word_dropout)
     return InceptionEncoder(
-        vocabulary,
-        width,
-        config.widths,
-        config.filters,
-        config.pooling,
-        config.dropout,
-        config.word_dropout,
+        vocabulary, width, config.widths, config.filters, config.dropout, config.word_dropout
     )
 
 

@@ -12,18 +12,18 @@ from trainer.encoders.base import Encoder, TextBatch, masked_mean, without_some
 
 
 class InceptionEncoder(Encoder):
-    """Φ(x) = v + ReLU(W v), v = P [u_w1 ⊕ u_w2 ⊕ ...], u_w = pool_i ReLU(conv_w(e)_i).
+    """Φ(x) = v + ReLU(W v), v = mean_i e_i + P [u_w1 ⊕ u_w2 ⊕ ...], u_w = mean_i ReLU(conv_w(e)_i).
 
     e is the text's word-piece vectors with zeros on both sides, conv_w spans w of them around token i, and
-    the pool is over the text's tokens alone: nothing depends on how far a batch is padded, and a text may be
-    shorter than w. A text without tokens has v = 0. The word vectors take sparse gradients.
+    the means are over the text's tokens alone: nothing depends on how far a batch is padded, and a text may
+    be shorter than w. A text without tokens has v = 0. P and W begin at 0, so that training begins at the
+    bag and adds to it what the order of the words says. The word vectors take sparse gradients.
 
     Args:
         vocabulary: V, word pieces.
         width: h, of the word vectors and of Φ.
         widths: tokens that each group of filters spans.
         filters: filters of each width.
-        pooling: `max` or `mean` over the tokens.
         dropout: on the joined features, in training.
         word_dropout: probability of leaving a token out (its vector is zero then), in training.
     """
@@ -34,13 +34,11 @@ class InceptionEncoder(Encoder):
         width: int,
         widths: Sequence[int],
         filters: int,
-        pooling: str,
         dropout: float,
         word_dropout: float,
     ):
         super().__init__()
         self.width = width
-        self.pooling = pooling
         self.word_dropout = word_dropout
         self.words = nn.Embedding(vocabulary, width, sparse=True)
         self.widths = tuple(widths)
@@ -48,6 +46,7 @@ class InceptionEncoder(Encoder):
         self.dropout = nn.Dropout(dropout)
         self.projection = nn.Linear(len(widths) * filters, width, bias=False)
         self.residual = nn.Linear(width, width)
+        nn.init.zeros_(self.projection.weight)
         nn.init.zeros_(self.residual.weight)
         nn.init.zeros_(self.residual.bias)
 
@@ -67,16 +66,10 @@ class InceptionEncoder(Encoder):
         pooled = []
         for span, convolution in zip(self.widths, self.convolutions, strict=True):
             around = pad(columns, ((span - 1) // 2, span // 2))
-            features = torch.relu(convolution(around)).transpose(1, 2)
-            pooled.append(self._pool(features, mask))
-        v = self.projection(self.dropout(torch.cat(pooled, dim=1)))
+            pooled.append(masked_mean(torch.relu(convolution(around)).transpose(1, 2), mask))
+        joined = self.dropout(torch.cat(pooled, dim=1))
+        v = masked_mean(vectors, mask) + self.projection(joined)
         return v + torch.relu(self.residual(v))
-
-    def _pool(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        if self.pooling == "mean":
-            return masked_mean(features, mask)
-        # Features are not negative, so a zero never beats a token's.
-        return (features * mask.to(features.dtype).unsqueeze(-1)).amax(1)
 
 
 def _convolution(width: int, filters: int, span: int) -> nn.Conv1d:

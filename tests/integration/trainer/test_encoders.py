@@ -43,7 +43,7 @@ def made(config: EncoderConfig) -> Encoder:
     torch.manual_seed(0)
     encoder, _ = new_encoder(config)
     for name, parameter in encoder.named_parameters():
-        if "residual" in name:  # zero at first, and then nothing of it would show
+        if "residual" in name or "projection" in name:  # zero at first, and then nothing of it would show
             torch.nn.init.normal_(parameter, std=0.3)
     return encoder.eval()
 
@@ -197,7 +197,7 @@ def test_what_is_frozen_runs_without_dropout_in_training(tiny_encoders, frozen):
     ("kind", "settings"),
     [
         ("inception", {"encoder.filters": 32}),
-        ("inception", {"encoder.pooling": "mean", "encoder.widths": "[2, 5]", "encoder.word_dropout": 0.1}),
+        ("inception", {"encoder.widths": "[2, 5]", "encoder.word_dropout": 0.1}),
         ("combined", {}),
         ("combined", {"encoder.frozen_layers": 1}),
         ("combined", {"encoder.frozen_layers": 0, "gandalf.enabled": "true"}),
@@ -220,7 +220,7 @@ def test_each_learns_and_a_run_is_read_again(click_log, small_settings, tmp_path
 
 EXPORTED = [
     ("inception", {}),
-    ("inception", {"pooling": "mean", "widths": "[4]"}),
+    ("inception", {"widths": "[4]", "filters": 5}),
     ("combined", {"frozen_layers": 0}),
     ("combined", {"pooling": "cls"}),
 ]

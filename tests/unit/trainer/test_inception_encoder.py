@@ -3,16 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from trainer.encoders.bag import BagEncoder
 from trainer.encoders.base import TextBatch
 from trainer.encoders.inception import InceptionEncoder
 
 WIDTHS = (1, 2, 3, 4)
-POOLING = pytest.mark.parametrize("pooling", ["max", "mean"])
 
 
-def encoder(pooling: str = "max", dropout: float = 0.0, word_dropout: float = 0.0) -> InceptionEncoder:
+def encoder(dropout: float = 0.0, word_dropout: float = 0.0) -> InceptionEncoder:
     torch.manual_seed(0)
-    made = InceptionEncoder(40, 6, WIDTHS, 5, pooling, dropout, word_dropout)
+    made = InceptionEncoder(40, 6, WIDTHS, 5, dropout, word_dropout)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter)
     return made
@@ -38,15 +38,14 @@ def naive(made: InceptionEncoder, ids: list[int]) -> torch.Tensor:
                     word = made.words.weight[ids[at]] if 0 <= at < len(ids) else zero
                     total = total + weight[:, offset] @ word
                 features.append(torch.relu(total))
-            pool = max if made.pooling == "max" else lambda values: sum(values) / len(values)
-            joined.append(pool(features) if features else torch.tensor(0.0))
-    v = made.projection.weight @ torch.stack(joined)
+            joined.append(sum(features) / len(features) if features else torch.tensor(0.0))
+    words = [made.words.weight[at] for at in ids]
+    v = (sum(words) / len(words) if words else zero) + made.projection.weight @ torch.stack(joined)
     return v + torch.relu(made.residual.weight @ v + made.residual.bias)
 
 
-@POOLING
-def test_phi_is_that_of_the_formula_for_texts_shorter_and_longer_than_the_widths(pooling):
-    made, lengths = encoder(pooling).eval(), [5, 1, 0, 2, 4]
+def test_phi_is_that_of_the_formula_for_texts_shorter_and_longer_than_the_widths():
+    made, lengths = encoder().eval(), [5, 1, 0, 2, 4]
     texts = batch(lengths)
     with torch.no_grad():
         expected = [
@@ -56,10 +55,9 @@ def test_phi_is_that_of_the_formula_for_texts_shorter_and_longer_than_the_widths
             assert torch.allclose(phi, torch.stack(expected), atol=1e-4)
 
 
-@POOLING
 @pytest.mark.parametrize("lengths", [[3, 1, 2], [0, 0], [0, 4, 0]])
-def test_padding_and_company_change_nothing(pooling, lengths):
-    made, texts = encoder(pooling).eval(), batch(lengths)
+def test_padding_and_company_change_nothing(lengths):
+    made, texts = encoder().eval(), batch(lengths)
     # What stands behind the mask is never looked at.
     ids, mask = (
         torch.nn.functional.pad(texts.ids, (0, 6), value=7),
@@ -75,18 +73,16 @@ def test_padding_and_company_change_nothing(pooling, lengths):
             assert torch.allclose(alone[0], phi[row], atol=1e-5)
 
 
-@POOLING
-def test_a_text_without_tokens_has_only_the_block_of_zero(pooling):
-    made = encoder(pooling).eval()
+def test_a_text_without_tokens_has_only_the_block_of_zero():
+    made = encoder().eval()
     phi = made.encode(batch([0, 2]))
     assert torch.equal(phi[0], torch.relu(made.residual.bias))
-    fresh = InceptionEncoder(40, 6, WIDTHS, 5, pooling, 0.0, 0.0)
+    fresh = InceptionEncoder(40, 6, WIDTHS, 5, 0.0, 0.0)
     assert not fresh.encode(batch([0])).any()
 
 
-@POOLING
-def test_gradients_reach_every_part_and_among_the_words_only_the_batch_s(pooling):
-    made, texts = encoder(pooling), batch([3, 0, 5, 2])
+def test_gradients_reach_every_part_and_among_the_words_only_the_batch_s():
+    made, texts = encoder(), batch([3, 0, 5, 2])
     made.encode(texts).square().sum().backward()
     for name, parameter in made.named_parameters():
         assert parameter.grad is not None, name
@@ -98,7 +94,7 @@ def test_gradients_reach_every_part_and_among_the_words_only_the_batch_s(pooling
     touched = set(words.coalesce().indices()[0].tolist())
     assert touched == set(texts.ids[texts.mask > 0].tolist())
     assert 0 not in touched  # the padding
-    served = encoder(pooling)
+    served = encoder()
     served(texts.ids, texts.mask).square().sum().backward()
     assert torch.allclose(words.to_dense(), served.words.weight.grad.to_dense(), rtol=1e-4, atol=1e-4)
 
@@ -119,6 +115,13 @@ def test_word_dropout_is_for_training_only():
     torch.manual_seed(0)
     assert torch.equal(first, made.encode(texts))
     assert torch.isfinite(first).all()
+
+
+def test_training_begins_at_the_bag():
+    fresh, texts = InceptionEncoder(40, 6, WIDTHS, 5, 0.0, 0.0), batch([3, 0, 5])
+    bag = BagEncoder(40, 6, 0.0, 0.0)
+    bag.words.load_state_dict(fresh.words.state_dict())
+    assert torch.allclose(fresh.encode(texts), bag.encode(texts), atol=1e-6)
 
 
 def test_word_order_matters():
