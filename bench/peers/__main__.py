@@ -22,6 +22,7 @@ which is made when it is missing (about a minute each). One that takes more than
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -29,7 +30,7 @@ from pathlib import Path
 import click
 
 from bench.peers.environments import NAPKINXC, OMIKUJI, PECOS, Environment, prepare
-from bench.peers.problem import write_problem
+from bench.peers.problem import finish_ranking, write_problem
 from bidmatch.base.console import say
 from bidmatch.base.errors import BidmatchError, ConfigError
 from trainer.data.options import ReadOptions
@@ -41,7 +42,7 @@ WORKERS = Path(__file__).parent / "workers"
 
 
 def run_system(environment: Environment, problem: Path, out: Path, threads: int, minutes: float) -> None:
-    """Train and rank in the system's environment; rankings go into `out`.
+    """Train and rank in the system's environment; rankings go into the problem's folder, the log into `out`.
 
     Raises:
         BidmatchError: it failed, or took longer than `minutes`.
@@ -57,7 +58,7 @@ def run_system(environment: Environment, problem: Path, out: Path, threads: int,
     try:
         with log.open("wb") as written:
             subprocess.run(
-                [str(python), str(script), str(problem), str(out), str(threads)],
+                [str(python), str(script), str(problem), str(threads)],
                 env={**os.environ, **limits},
                 stdout=written,
                 stderr=subprocess.STDOUT,
@@ -69,8 +70,6 @@ def run_system(environment: Environment, problem: Path, out: Path, threads: int,
     except subprocess.CalledProcessError as failed:
         end = log.read_text(encoding="utf-8", errors="replace")[-2000:]
         raise BidmatchError(f"{environment.name} failed, exit status {failed.returncode}:\n{end}") from failed
-    say((problem / "said.txt").read_text(encoding="utf-8").rstrip())
-    (problem / "said.txt").unlink()
 
 
 def chosen_systems(text: str) -> list[str]:
@@ -118,6 +117,9 @@ def main(
             except BidmatchError as wrong:
                 failed += 1
                 say(f"error: {wrong}")
+            # What a stopped system had finished counts, too.
+            for made in sorted((problem / "rankings").glob("*.npz")):
+                say(finish_ranking(Path(shutil.move(made, out / made.name)), dataset))
     if failed:
         raise SystemExit(1)
 

@@ -1,7 +1,7 @@
 """napkinXC's probabilistic label tree with its defaults: balanced 2-means, leaves of 100, logistic loss."""
 
 import numpy as np
-from handover import DEPTH, padded, read_problem, timed, write_ranking
+from handover import padded, read_problem, timed, write_ranking
 from napkinxc.models import PLT
 
 problem = read_problem()
@@ -15,5 +15,7 @@ def train() -> None:
 
 
 _, train_seconds = timed(train)
-lists, rank_seconds = timed(lambda: model.predict(problem.test_x, top_k=DEPTH))
-write_ranking(problem, "napkinxc-plt", "napkinxc", "defaults", padded(lists), train_seconds, rank_seconds)
+lists, rank_seconds = timed(lambda: model.predict(problem.test_x, top_k=problem.depth))
+write_ranking(
+    problem, "napkinxc-plt", "napkinxc", "defaults", padded(lists, problem.depth), train_seconds, rank_seconds
+)

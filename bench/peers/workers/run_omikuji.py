@@ -4,7 +4,7 @@ from pathlib import Path
 
 import omikuji
 import scipy.sparse as sp
-from handover import DEPTH, padded, read_problem, timed, write_ranking
+from handover import padded, read_problem, timed, write_ranking
 
 BONSAI = {"cluster_balanced": False, "cluster_k": 100, "max_depth": 3}
 BEAM = 10
@@ -28,7 +28,7 @@ def rank(model: omikuji.Model, x: sp.csr_matrix) -> list[list[int]]:
     for row in range(x.shape[0]):
         span = slice(x.indptr[row], x.indptr[row + 1])
         pairs = list(zip(x.indices[span].tolist(), x.data[span].tolist(), strict=True))
-        lists.append([label for label, _ in model.predict(pairs, beam_size=BEAM, top_k=DEPTH)])
+        lists.append([label for label, _ in model.predict(pairs, beam_size=BEAM, top_k=problem.depth)])
     return lists
 
 
@@ -44,4 +44,6 @@ for name, changed in (("omikuji-parabel", {}), ("omikuji-bonsai", BONSAI)):
     model.init_prediction_thread_pool(problem.threads)
     lists, rank_seconds = timed(lambda model=model: rank(model, problem.test_x))
     settings = f"{changed or 'defaults'}, {parameters.n_trees} trees, beam {BEAM}"
-    write_ranking(problem, name, "omikuji", settings, padded(lists), train_seconds, rank_seconds)
+    write_ranking(
+        problem, name, "omikuji", settings, padded(lists, problem.depth), train_seconds, rank_seconds
+    )

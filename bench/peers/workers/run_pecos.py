@@ -1,6 +1,6 @@
 """PECOS XR-Linear: PIFA label embeddings, one balanced tree, teacher-forcing negatives (its defaults)."""
 
-from handover import DEPTH, ranked, read_problem, timed, write_ranking
+from handover import ranked, read_problem, timed, write_ranking
 from pecos.xmc import Indexer, LabelEmbeddingFactory
 from pecos.xmc.xlinear.model import XLinearModel
 
@@ -26,7 +26,15 @@ def train() -> XLinearModel:
 
 model, train_seconds = timed(train)
 scores, rank_seconds = timed(
-    lambda: model.predict(problem.test_x, beam_size=BEAM, only_topk=DEPTH, threads=problem.threads)
+    lambda: model.predict(problem.test_x, beam_size=BEAM, only_topk=problem.depth, threads=problem.threads)
 )
 settings = f"PIFA, {SPLITS}-way tree, leaves of {LEAF}, tfn, beam {BEAM}"
-write_ranking(problem, "pecos-xrlinear", "libpecos", settings, ranked(scores), train_seconds, rank_seconds)
+write_ranking(
+    problem,
+    "pecos-xrlinear",
+    "libpecos",
+    settings,
+    ranked(scores, problem.depth),
+    train_seconds,
+    rank_seconds,
+)
