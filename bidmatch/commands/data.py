@@ -21,11 +21,13 @@ Examples:
   bidmatch data "Search terms report.csv" --write pairs.tsv
   bidmatch data amazon.xlsx google.csv --weight impressions --json
   bidmatch data ubi_events.ndjson ubi_queries.ndjson --phrases products.csv
+  bidmatch data LF-AmazonTitles-131K --bad-lines skip
 
 Read are click logs (TSV, CSV, JSONL, Parquet, XLSX: query, phrase[, weight]), search terms reports of
-Google Ads, Microsoft Advertising and Amazon Ads, User Behavior Insights events, and folders with trn.jsonl,
-tst.jsonl and labels.txt. The format is recognised by content, plain or gzip-compressed. Several files are
-merged.
+Google Ads, Microsoft Advertising and Amazon Ads, User Behavior Insights events, and data set folders:
+trn.jsonl, tst.jsonl and labels.txt; raw texts of the extreme classification repository, with filter
+files; PECOS text2text; BEIR. The format is recognised by content, plain or gzip-compressed. Several files
+are merged. docs/data.md shows each of them.
 """
 
 
@@ -65,6 +67,8 @@ def command(
     if write is not None:
         count = write_pairs(write, dataset.phrases, (dataset.train, dataset.test))
         say(f"wrote {count:,} pairs to {write}")
+        if dataset.report.filter_pairs:
+            say("the pairs of the filter files have no place in a log and were not written")
 
 
 def _heaviest_queries(dataset: Dataset, count: int) -> list[dict[str, Any]]:
