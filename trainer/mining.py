@@ -12,9 +12,10 @@ import torch
 
 from bidmatch.base.console import progress
 from trainer.distributed import Workers
-from trainer.tokenise import ragged_positions
+from trainer.sampling import pairs_of
 
 _SCORES_AT_ONCE = 16_000_000
+_QUERIES_AT_ONCE = 65_536
 
 
 def exact_top_k(
@@ -87,30 +88,30 @@ def approximate_top_k(
     return found
 
 
-def without_positives(candidates: np.ndarray, clicks: sp.csr_matrix, keep: int) -> np.ndarray:
+def without_positives(candidates: np.ndarray, clicks: sp.csr_matrix, keep: int, first: int = 0) -> np.ndarray:
     """H_i: the first `keep` candidates of each query that are no positives of it.
 
     Args:
-        candidates: int64 (N, c), best first.
+        candidates: int64 (n, c), best first.
         clicks: CSR (N, L).
         keep: |H_i|.
+        first: the query of the first row of `candidates`; the others are those behind it.
 
     Returns:
-        int32 (N, keep), -1 where too few were left.
+        int32 (n, keep), -1 where too few were left.
     """
     hard = np.full((len(candidates), keep), -1, dtype=np.int32)
-    block = 65_536
     labels = clicks.shape[1]
-    for start in range(0, len(candidates), block):
-        part = candidates[start : start + block]
-        rows = np.arange(start, start + len(part))
-        flat, mask = ragged_positions(clicks.indptr, rows)
-        pairs = np.nonzero(mask)[0] * labels + clicks.indices[flat].astype(np.int64)
-        wanted = ~np.isin(np.arange(len(part))[:, None] * labels + part, pairs)
-        order = np.cumsum(wanted, axis=1) - 1
-        wanted &= order < keep
-        row, column = np.nonzero(wanted)
-        hard[start + row, order[row, column]] = part[row, column]
+    for begin in range(0, len(candidates), _QUERIES_AT_ONCE):
+        queries = np.arange(begin, min(begin + _QUERIES_AT_ONCE, len(candidates)))
+        part = candidates[queries]
+        owned = np.zeros(part.shape, dtype=bool)
+        own = np.arange(len(part))[:, None] * labels + part
+        for row, flat in pairs_of(clicks, first + queries):
+            owned |= np.isin(own, row * labels + clicks.indices[flat].astype(np.int64))
+        order = np.cumsum(~owned, axis=1) - 1
+        row, column = np.nonzero(~owned & (order < keep))
+        hard[begin + row, order[row, column]] = part[row, column]
     return hard
 
 
@@ -150,5 +151,5 @@ def mine_hard_negatives(
         many = threads * workers.local_count if threads > 1 else 1
         index = workers.first(lambda: build_index(vectors, many))
         candidates = approximate_top_k(index, queries[share].cpu().numpy(), vectors, count, threads)
-    own = torch.from_numpy(without_positives(candidates, clicks[share], keep))
+    own = torch.from_numpy(without_positives(candidates, clicks, keep, share.start))
     return workers.gather(own, [part.stop - part.start for part in shares]).numpy()

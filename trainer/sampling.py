@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse as sp
 
-from trainer.tokenise import ragged_positions
+# Positives looked at in one go, so that memory does not grow with how many a query has.
+_PAIRS_AT_ONCE = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,37 @@ def sample_in_rows(valid: np.ndarray, count: int, rng: np.random.Generator) -> n
     return valid
 
 
+def sample_places(sizes: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """At most `count` of each row's places 0 to size - 1, uniformly without replacement (Floyd's algorithm).
+
+    Its cost depends on `count`, not on the sizes.
+
+    Args:
+        sizes: int64 (n,).
+        count: how many; all of a row that has no more.
+        rng: the source of the sample.
+
+    Returns:
+        int64 (n, count), -1 where a row has fewer.
+    """
+    places = np.full((len(sizes), count), -1, dtype=np.int64)
+    for turn in range(count):
+        last = sizes - count + turn
+        drawn = rng.integers(0, np.maximum(last, 0) + 1)
+        taken = (places[:, :turn] == drawn[:, None]).any(axis=1)
+        few = np.where(turn < sizes, turn, -1)
+        places[:, turn] = np.where(sizes <= count, few, np.where(taken, last, drawn))
+    return places
+
+
 def sample_positives(
     targets: sp.csr_matrix, rows: np.ndarray, count: int, rng: np.random.Generator
 ) -> np.ndarray:
     """P̂: labels of at most `count` positives of each query, joined, int64 (with repeats)."""
-    flat, mask = ragged_positions(targets.indptr, rows)
-    chosen = sample_in_rows(mask, count, rng)
-    return targets.indices[flat[chosen[mask]]].astype(np.int64)
+    starts = targets.indptr[rows].astype(np.int64)
+    places = sample_places(targets.indptr[rows + 1] - starts, count, rng)
+    flat = (starts[:, None] + places)[places >= 0]
+    return targets.indices[flat].astype(np.int64)
 
 
 def sample_hard_negatives(hard: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -48,6 +74,30 @@ def sample_hard_negatives(hard: np.ndarray, count: int, rng: np.random.Generator
     if count == 0 or hard.size == 0:
         return np.zeros(0, dtype=np.int64)
     return hard[sample_in_rows(hard >= 0, count, rng)].astype(np.int64)
+
+
+def pairs_of(targets: sp.csr_matrix, rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The pairs of some rows in blocks of bounded size (or of one row).
+
+    Args:
+        targets: CSR (N, L).
+        rows: int64 (n,).
+
+    Yields:
+        int64 places in `rows`, and int64 places in the flat arrays of `targets`.
+    """
+    starts = targets.indptr[rows].astype(np.int64)
+    lengths = targets.indptr[rows + 1] - starts
+    ends = np.cumsum(lengths)
+    begin = 0
+    while begin < len(rows):
+        before = ends[begin] - lengths[begin]
+        end = max(begin + 1, int(np.searchsorted(ends, before + _PAIRS_AT_ONCE, side="right")))
+        sizes = lengths[begin:end]
+        row = np.repeat(np.arange(begin, end), sizes)
+        offsets = starts[begin:end] - (ends[begin:end] - sizes - before)
+        yield row, np.arange(len(row)) + np.repeat(offsets, sizes)
+        begin = end
 
 
 def positives_in_pool(targets: sp.csr_matrix, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -58,14 +108,15 @@ def positives_in_pool(targets: sp.csr_matrix, rows: np.ndarray, labels: np.ndarr
         rows: int64 (n,) query rows.
         labels: int64 (m,) distinct, ascending.
     """
-    flat, mask = ragged_positions(targets.indptr, rows)
-    owned = targets.indices[flat]
-    query = np.nonzero(mask)[0]
-    place = np.searchsorted(labels, owned)
-    place[place == len(labels)] = 0
-    found = labels[place] == owned
     positives = np.zeros((len(rows), len(labels)), dtype=np.float32)
-    positives[query[found], place[found]] = targets.data[flat[found]]
+    if not len(labels):
+        return positives
+    for query, flat in pairs_of(targets, rows):
+        owned = targets.indices[flat]
+        place = np.searchsorted(labels, owned)
+        place[place == len(labels)] = 0
+        found = labels[place] == owned
+        positives[query[found], place[found]] = targets.data[flat[found]]
     return positives
 
 

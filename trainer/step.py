@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from trainer.classifiers.pairs import classifier_at
+from trainer.config import CascadeConfig, SampledConfig
 from trainer.corpus import TextSource
 from trainer.losses.unidec import distillation_loss, scores_of, unidec_loss, without_filtered
 from trainer.model import HeadVectors
@@ -57,8 +58,9 @@ def sample_pools(training: Training, rows: np.ndarray, rng: np.random.Generator)
     elif training.classifiers:
         if batch.extra_positives:
             further = sample_positives(targets, rows, batch.extra_positives, rng)
-        own = classifier_at(training.classifiers, 0).extra_labels(targets[rows], rng)
-        further = np.concatenate([further, own])
+        if isinstance(training.config.classifier, CascadeConfig | SampledConfig):
+            own = classifier_at(training.classifiers, 0).extra_labels(targets[rows], rng)
+            further = np.concatenate([further, own])
     classifier = widened(pool, targets, rows, further)
     columns = np.searchsorted(classifier.labels, pool.labels)
     if training.filtered is None:

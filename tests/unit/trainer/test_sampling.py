@@ -15,8 +15,10 @@ from scipy.stats import chisquare
 from trainer.mining import without_positives
 from trainer.sampling import (
     label_pool,
+    pairs_of,
     sample_hard_negatives,
     sample_in_rows,
+    sample_places,
     sample_positives,
 )
 
@@ -125,6 +127,33 @@ def test_every_subset_is_equally_likely(places):
     counts = Counter(tuple(np.flatnonzero(row)) for row in chosen)
     assert set(counts) == set(combinations(places, 2))
     assert chisquare(list(counts.values())).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_set_of_places_is_equally_likely(count):
+    places = np.sort(sample_places(np.full(20_000, 5), count, np.random.default_rng(0)), axis=1)
+    counts = Counter(map(tuple, places))
+    assert set(counts) == set(combinations(range(5), count))
+    assert chisquare(list(counts.values())).pvalue > 1e-3
+
+
+def test_places_of_rows_with_few():
+    places = sample_places(np.array([0, 1, 3, 4]), 3, np.random.default_rng(0))
+    assert places[:3].tolist() == [[-1, -1, -1], [0, -1, -1], [0, 1, 2]]
+    assert len(set(places[3])) == 3
+    assert set(places[3]) <= set(range(4))
+
+
+def test_pairs_come_in_blocks_that_together_are_all(monkeypatch):
+    monkeypatch.setattr("trainer.sampling._PAIRS_AT_ONCE", 4)
+    clicks = csr([{0, 3}, set(), {1, 2, 4, 5, 6, 7}, {9}, {0, 9}, {8}], labels=10)
+    rows = np.array([4, 2, 1, 0, 3, 5])
+    blocks = list(pairs_of(clicks, rows))
+    assert [len(flat) for _, flat in blocks] == [2, 6, 4]
+    found = [
+        (int(rows[row]), int(clicks.indices[at])) for block in blocks for row, at in zip(*block, strict=True)
+    ]
+    assert found == [(int(row), int(label)) for row in rows for label in clicks[row].indices]
 
 
 def test_positives_and_hard_negatives_are_drawn_uniformly():
