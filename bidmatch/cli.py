@@ -14,6 +14,7 @@ from bidmatch.base.errors import BidmatchError, MissingDependencyError
 COMMANDS = {
     "data": "Read a click log or ads report and say what is in it (the dry run).",
     "train": "Train the dual encoder and the classifier table on a click log.",
+    "distill": "Train a small encoder to stand in for a run's own.",
     "compare": "Train several methods on one log and compare them in one table.",
     "export": "Turn a training run into a bundle: ONNX encoder and HNSW index.",
     "inspect": "Print what is in a bundle.",

@@ -34,6 +34,8 @@ class ExportSource:
         data: what it says of the data.
         propensity: A and B of PSP.
         wide_table: Ψ of the wide heads, likewise; None where the bundle is not to re-score.
+        label_vectors: Φ_D(z) of the L labels by each pair of heads, float32 (L, Φ_D's width), where they are
+            not the model's own (a student's are its teacher's); None: the model encodes the phrases.
     """
 
     model: DualHeadModel
@@ -48,6 +50,7 @@ class ExportSource:
     data: DataRecord
     propensity: tuple[float, float] = (0.55, 1.5)
     wide_table: np.ndarray | None = None
+    label_vectors: list[np.ndarray] | None = None
 
     @property
     def widths(self) -> tuple[tuple[int, int], ...]:
@@ -117,6 +120,7 @@ def from_trained(run: TrainedRun) -> ExportSource:
         data=_data_record(run.info),
         propensity=(run.config.propensity_a, run.config.propensity_b),
         wide_table=run.wide_table,
+        label_vectors=run.label_vectors,
     )
 
 

@@ -54,13 +54,13 @@ def write_label_vectors(folder: Path, source: ExportSource, encoder: TextEncoder
         for start in range(0, count, _BLOCK):
             block = texts.slice(start, _BLOCK).to_pylist()
             rows = slice(start, start + len(block))
-            phi = encoder.encode(block)
-            narrow[rows, :split] = phi.narrow[:, :split]
+            phi_d = _phi_d(source, encoder, block, rows)
+            narrow[rows, :split] = phi_d[0]
             narrow[rows, split:] = unit_rows(source.table[rows])
             if wide is not None and source.wide_table is not None:
                 values, scales, wide_split = wide
                 psi = unit_rows(source.wide_table[rows])
-                joined = np.concatenate([phi.wide[:, :wide_split], psi], axis=1)
+                joined = np.concatenate([phi_d[1], psi], axis=1)
                 values[rows], scales[rows] = to_8_bits(joined, wide_split)
             step.advance(len(block))
     narrow.flush()
@@ -69,6 +69,14 @@ def write_label_vectors(folder: Path, source: ExportSource, encoder: TextEncoder
     for array in wide[:2]:
         array.flush()
     return LabelVectors(narrow, WideVectors(np.asarray(wide[0]), np.asarray(wide[1]), wide[2]))
+
+
+def _phi_d(source: ExportSource, encoder: TextEncoder, texts: list[str], rows: slice) -> list[np.ndarray]:
+    """Φ_D(z) of the phrases in these rows by each pair of heads, float32 (n, Φ_D's width)."""
+    if source.label_vectors is not None:
+        return [vectors[rows] for vectors in source.label_vectors]
+    found = encoder.encode(texts)
+    return [vectors[:, :split] for vectors, (split, _) in zip(found, source.widths, strict=False)]
 
 
 def torch_vectors(model: DualHeadModel, encoder: TextEncoder, texts: Sequence[str]) -> QueryVectors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torch import nn
 
 from bidmatch.base.errors import BidmatchError, ConfigError, DamagedError
 from bidmatch.base.files import atomic_dir, atomic_file, remove_partials, sha256_file
-from trainer.classifiers.pairs import new_classifiers, tables_of
+from trainer.classifiers.pairs import PAIRS, new_classifiers, tables_of
 from trainer.config import TrainConfig, validate_config
 from trainer.data.dataset import Interactions
 from trainer.model import DualHeadModel, empty_model
@@ -73,6 +74,8 @@ class TrainedRun:
         test: held-out queries, for final figures only.
         info: run.json: data fingerprint, split, versions, counts.
         model_id: digest of the weights.
+        label_vectors: Φ_D(z) of the L labels by each pair of heads, float32 (L, Φ_D's width), where they are
+            not the model's own: a student keeps its teacher's. None otherwise.
     """
 
     path: Path
@@ -86,6 +89,7 @@ class TrainedRun:
     test: Interactions
     info: dict[str, Any]
     model_id: str
+    label_vectors: list[np.ndarray] | None = None
 
 
 def _names(model: nn.Module, classifiers: nn.Module) -> dict[str, nn.Parameter]:
@@ -120,8 +124,11 @@ def save_checkpoint(
     classifiers: nn.ModuleDict,
     optimisers: tuple[torch.optim.Optimizer, ...],
     plan: Plan | None,
+    label_vectors: Sequence[torch.Tensor] = (),
 ) -> Path:
     """Write `run/checkpoints/step-NNNNNNNN`, whole or not at all; keep the last `keep_checkpoints`.
+
+    Where there are `label_vectors`, see `TrainedRun`, they go into `labels.safetensors`.
 
     Raises:
         BidmatchError: the disk is full or broken.
@@ -138,6 +145,8 @@ def save_checkpoint(
                     "clusters": torch.from_numpy(plan.clusters),
                     "hard": torch.from_numpy(plan.hard),
                 }
+        if label_vectors:
+            tensors["labels"] = dict(zip(PAIRS, label_vectors, strict=False))
         for name, values in tensors.items():
             try:
                 save_file(_own(values), partial / f"{name}.safetensors")
@@ -342,6 +351,8 @@ def load_run(run: Path) -> TrainedRun:
     model = empty_model(config, architecture)
     classifiers = new_classifiers(config, len(phrases))
     restore_weights(folder, model, classifiers)
+    labels = folder / "labels.safetensors"
+    kept = load_file(labels) if labels.name in state.sha256 else {}
     tables = [table.numpy() for table in tables_of(classifiers)]
     if not tables:
         tables = [np.zeros((len(phrases), 0), dtype=np.float32)] * len(model.widths)
@@ -357,4 +368,5 @@ def load_run(run: Path) -> TrainedRun:
         test=read_interactions(run / "data" / "test.arrow", len(phrases)),
         info=info,
         model_id=state.model_id,
+        label_vectors=[kept[name].numpy() for name in PAIRS if name in kept] or None,
     )

@@ -86,6 +86,9 @@ def _charts(history: list[dict[str, Any]]) -> list[str]:
         if name in history[0]["loss"]
     }
     charts = [_chart("Loss", losses, "mean over the epoch")]
+    if "cosine" in history[0]:
+        cosines = {part: [record["cosine"][part] for record in history] for part in history[0]["cosine"]}
+        charts.append(_chart("Cosine with the teacher", cosines, "mean"))
     measured = [record["validation"] for record in history if "validation" in record]
     if measured:
         for metric in _CURVES:

@@ -60,7 +60,8 @@ from trainer.report import write_report
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hnswlib", "pyarrow")
 
 
-def _versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Versions of bidmatch, Python, and the packages that decide what a run comes to."""
     versions = {"bidmatch": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -146,7 +147,7 @@ def _begin(run: Path, config: TrainConfig, dataset: Dataset) -> None:
     info = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": config.seed,
-        "versions": _versions(),
+        "versions": package_versions(),
         "data": {
             "fingerprint": dataset.report.fingerprint,
             "read": dataset.report.model_dump(),
