@@ -31,7 +31,7 @@ The same command again resumes a run that was stopped. PRESET is a shipped name 
     help="Click log, ads report, or folder; may be repeated.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Run folder to make or resume.")
-@click.option("--preset", help="Default: `unidec` with a GPU, `bag` without one.")
+@click.option("--preset", help="Default: `unidec` with a GPU, `wide` without one.")
 @click.option(
     "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Change one setting, such as dim=512."
 )
@@ -93,7 +93,7 @@ def command(
 def _default_preset() -> str:
     from trainer.devices import has_gpu
 
-    preset = "unidec" if has_gpu() else "bag"
+    preset = "unidec" if has_gpu() else "wide"
     say(f"preset {preset} ({'a' if preset == 'unidec' else 'no'} GPU was found)")
     return preset
 

@@ -110,7 +110,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
         _bidmatch("simulate", *sizes, "--out", str(demo.log))
     with _stage(demo, 2, "train", "the dual encoder and the classifier table"):
         settings = ("--set", f"seed={demo.seed}", *demo.train_arguments)
-        _bidmatch("train", "--data", str(demo.log), "--out", str(demo.run), "--preset", "bag", *settings)
+        _bidmatch("train", "--data", str(demo.log), "--out", str(demo.run), "--preset", "wide", *settings)
     with _stage(demo, 3, "export", "an ONNX encoder and an HNSW index"):
         _bidmatch("export", "--checkpoint", str(demo.run), "--out", str(demo.bundle))
     with _stage(demo, 4, "serve", "the bundle, and ask it"):
