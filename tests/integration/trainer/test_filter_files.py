@@ -98,6 +98,10 @@ def test_no_query_is_answered_with_its_own_text(monkeypatch, capsys, run, folder
 def test_a_bundle_is_measured_without_the_pairs(monkeypatch, capsys, run, folder, tmp_path):
     bundle = tmp_path / "bundle"
     bidmatch(monkeypatch, "export", "--checkpoint", run, "--out", bundle)
+    manifest = orjson.loads((bundle / "manifest.json").read_bytes())
+    views = orjson.loads((run / "report.json").read_bytes())["validation"]["metrics"]
+    assert manifest["quality"]["exact"]["P@1"] == pytest.approx(views["concatenation"]["P@1"], abs=0.01)
+    assert manifest["quality"]["exact"]["P@1"] > 0
     capsys.readouterr()
     bidmatch(monkeypatch, "eval", "--bundle", bundle, "--data", folder, "--depth", 20, "--json")
     measured = json.loads(capsys.readouterr().out)
