@@ -27,6 +27,7 @@ COMMANDS = {
 }
 
 TRAIN_PACKAGES = {
+    "huggingface_hub",
     "torch",
     "transformers",
     "sklearn",
