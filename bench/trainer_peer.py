@@ -135,6 +135,19 @@ def repeated(texts: list[str], tokens: int) -> list[str]:
     return made
 
 
+class CountedTexts:
+    """A source of texts that counts how many are taken from it."""
+
+    def __init__(self, source: Any):
+        self.source, self.tokens = source, source.tokens
+        self.encoded = 0
+
+    def batch(self, rows: np.ndarray, device: Any) -> Any:
+        """The given texts (int64 rows), padded, on the device."""
+        self.encoded += len(rows)
+        return self.source.batch(rows, device)
+
+
 class Ours:
     """Our training step on batches of similar queries.
 
@@ -175,12 +188,14 @@ class Ours:
         config = config_of(comparison.texts // 2)
         device = choose_device(config)
         tokenizer = load_tokenizer(encoder.pretrained, comparison.tokens, special_tokens=True)
-        query_source = token_source(tokenizer, pa.array(queries, pa.large_string()), "queries")
-        label_source = token_source(tokenizer, pa.array(phrases, pa.large_string()), "phrases")
-        self.lengths = [np.unique(source.tokens.lengths).tolist() for source in (query_source, label_source)]
+        self.sources = [
+            CountedTexts(token_source(tokenizer, pa.array(texts, pa.large_string()), what))
+            for texts, what in ((queries, "queries"), (phrases, "phrases"))
+        ]
+        self.lengths = [np.unique(source.tokens.lengths).tolist() for source in self.sources]
         torch.manual_seed(0)
         model, architecture = new_model(config)
-        (vectors,) = embed(model, query_source, device.device, "encoding queries to cluster them")
+        (vectors,) = embed(model, self.sources[0], device.device, "encoding queries to cluster them")
         phi_d = vectors.phi_d.numpy()
         targets = clicks.sign().astype(np.float32)
         self.size = self._fitting_size(phi_d, targets, comparison.texts)
@@ -193,8 +208,8 @@ class Ours:
             classifiers=new_classifiers(config, len(phrases)),
             architecture=architecture,
             tokenizer=tokenizer,
-            queries=query_source,
-            labels=label_source,
+            queries=self.sources[0],
+            labels=self.sources[1],
             targets=targets,
             plan=Plan(clusters, np.zeros((len(queries), 0), dtype=np.int32)),
         )
@@ -231,20 +246,16 @@ class Ours:
 
     def step(self) -> tuple[float, int, int, int]:
         """Take a step; seconds, texts encoded, pairs sampled, queries."""
-        from trainer.plan import STEP_STREAM, stream
-        from trainer.step import sample_pools, train_step
+        from trainer.step import train_step
 
-        rows = next(self.batches)
+        rows, targets = next(self.batches), self.training.targets
+        before = sum(source.encoded for source in self.sources)
         started = time.perf_counter()
         train_step(self.training, rows)
         taken = time.perf_counter() - started
-        state, config, targets = self.training.state, self.training.config, self.training.targets
-        # The same draw again, to count what was encoded.
-        rng = stream(config.seed, STEP_STREAM, state.epoch, state.step)
-        rng.integers(2**62, size=2)
-        pools = sample_pools(self.training, rows, rng)
+        texts = sum(source.encoded for source in self.sources) - before
         pairs = int(np.minimum(targets.indptr[rows + 1] - targets.indptr[rows], POSITIVES).sum())
-        return taken, len(rows) + len(pools.encoder.labels), pairs, len(rows)
+        return taken, texts, pairs, len(rows)
 
 
 def distinct_positives(targets: Any, rows: np.ndarray, rng: np.random.Generator) -> int:
@@ -256,12 +267,12 @@ def distinct_positives(targets: Any, rows: np.ndarray, rng: np.random.Generator)
 
 def sampled_pairs(clicks: Any, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns of up to β phrases of each query."""
-    from trainer.sampling import sample_in_rows
-    from trainer.tokenise import ragged_positions
+    from trainer.sampling import sample_places
 
-    flat, mask = ragged_positions(clicks.indptr, np.arange(clicks.shape[0]))
-    chosen = sample_in_rows(mask, POSITIVES, rng)
-    return np.nonzero(chosen)[0], clicks.indices[flat[chosen[mask]]]
+    starts = clicks.indptr[:-1].astype(np.int64)
+    places = sample_places(np.diff(clicks.indptr), POSITIVES, rng)
+    there = places >= 0
+    return np.nonzero(there)[0], clicks.indices[(starts[:, None] + places)[there]]
 
 
 def compare(comparison: Comparison) -> dict:
