@@ -237,9 +237,7 @@ def restore_training(
     for full, value in load_file(folder / "optimiser.safetensors").items():
         name, _, field = full.rpartition("/")
         parameter = parameters[name]
-        # Adam keeps its step counts on the CPU, whatever the parameter's device.
-        state = owners[id(parameter)].state[parameter]
-        state[field] = value if field == "step" else value.to(parameter.device)
+        owners[id(parameter)].state[parameter][field] = value.to(parameter.device)
     file = folder / "plan.safetensors"
     if not file.is_file():
         return None

@@ -63,6 +63,8 @@ def choose_device(config: TrainConfig, workers: Workers | None = None) -> Device
     threads = config.threads or max(1, (os.cpu_count() or 1) // workers.local_count)
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=name == "cuda")
+    # It would fill every new tensor, a twentieth of a step's time; none is read before it is written.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     if config.precision == "auto":
         # The bag is one gather and small matrices, the frozen transformer beside it is cached: casting would
         # cost more than it saves.

@@ -54,7 +54,7 @@ def make_optimisers(
         tables.append({"params": [value for name, value in named if name in sparse], **common})
     made: list[torch.optim.Optimizer] = []
     if dense := [group for group in dense if group["params"]]:
-        made.append(torch.optim.AdamW(dense))
+        made.append(torch.optim.AdamW(dense, fused=True))
     if tables := [group for group in tables if group["params"]]:
         made.append(RowAdam(tables, lr=config.table_lr))
     return tuple(made)
