@@ -8,7 +8,6 @@ gradients are first taken with respect to the vectors and then carried through t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +24,9 @@ from trainer.sampling import LabelPool, filtered_in_pool, label_pool, sample_pos
 
 if TYPE_CHECKING:
     from trainer.loop import Training
+
+# Padded tokens that cost about as much as a further call of the encoder, which keeps a GPU waiting.
+_WORTH_A_CALL = {"cpu": 64, "cuda": 4096}
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,45 @@ def sample_pools(training: Training, rows: np.ndarray, rng: np.random.Generator)
     return Pools(pool, classifier, columns, *out)
 
 
-def chunks_of(n: int, chunk: int, processes: int) -> list[slice]:
-    """Which of n texts are encoded at once: all of a process's share (`chunk` 0), or at most `chunk`.
+def shares_of(lengths: np.ndarray, chunk: int, processes: int) -> list[list[np.ndarray]]:
+    """Which texts each process encodes, and which of them at once.
 
-    So long as `chunk` is no larger than a share, chunks do not depend on how many processes there are.
+    Texts are dealt out in order of length, so that little is padded and all processes get as much. So long as
+    a chunk is smaller than a process's share, chunks are the same however many processes there are.
+
+    Args:
+        lengths: tokens of each text, int64 (n,).
+        chunk: texts encoded at once; 0: all of a process's share.
+        processes: how many.
+
+    Returns:
+        for each process its chunks: int64 places of texts in order of length; none are empty.
     """
-    if not chunk or chunk >= -(-n // processes):
-        bounds = [n * part // processes for part in range(processes + 1)]
-    else:
-        bounds = [*range(0, n, chunk), n]
-    return [slice(start, stop) for start, stop in pairwise(bounds) if start < stop]
+    order = np.argsort(lengths, kind="stable")
+    if chunk and chunk < -(-len(order) // processes):
+        pieces = [order[start : start + chunk] for start in range(0, len(order), chunk)]
+        return [pieces[process::processes] for process in range(processes)]
+    shares = [order[process::processes] for process in range(processes)]
+    return [[share] if len(share) else [] for share in shares]
+
+
+def length_groups(lengths: np.ndarray, worth: int, cuts: int = 2) -> list[slice]:
+    """Texts in order of length cut where it saves most padding, so long as it saves `worth` tokens.
+
+    Args:
+        lengths: tokens of each text, int64 (n,), ascending.
+        worth: padded tokens that cost as much as one more call of the encoder.
+        cuts: how often each part is cut again at most.
+    """
+    saved = np.arange(1, len(lengths)) * (lengths[-1:] - lengths[:-1])
+    if not cuts or not len(saved) or saved.max() < worth:
+        return [slice(0, len(lengths))]
+    at = int(saved.argmax()) + 1
+    behind = length_groups(lengths[at:], worth, cuts - 1)
+    return [
+        *length_groups(lengths[:at], worth, cuts - 1),
+        *(slice(at + group.start, at + group.stop) for group in behind),
+    ]
 
 
 class Vectors:
@@ -101,10 +132,11 @@ class Vectors:
     ):
         self._training, self._source, self._rows = training, source, rows
         self._seed, self._classifier = seed, classifier
-        workers = training.workers
-        chunks = chunks_of(len(rows), training.config.batch.chunk, workers.count)
-        parts = [chunks[share] for share in workers.shares(len(chunks))]
-        self._chunks = parts[workers.rank]
+        device, workers = training.device.device, training.workers
+        offsets = source.tokens.offsets
+        self._lengths = offsets[rows + 1] - offsets[rows]
+        shares = shares_of(self._lengths, training.config.batch.chunk, workers.count)
+        self._chunks = shares[workers.rank]
         # The graph of one chunk is kept: it takes no more memory than making it again would.
         self._graph: torch.Tensor | None = None
         if len(self._chunks) == 1:
@@ -112,14 +144,15 @@ class Vectors:
         else:
             with torch.no_grad():
                 made = [self._encode(chunk) for chunk in self._chunks]
-            width = sum(self._widths())
-            own = torch.cat(made) if made else torch.zeros(0, width, device=training.device.device)
-        self._whole = len(chunks) == 1 and workers.count == 1
+            own = torch.cat(made) if made else torch.zeros(0, sum(self._widths()), device=device)
+        self._whole = workers.count == 1 and self._graph is not None
+        order = np.concatenate([np.zeros(0, dtype=np.int64), *(chunk for share in shares for chunk in share)])
+        back = torch.from_numpy(np.argsort(order)).to(device)
         if self._whole:
-            self._matrix = own
+            self._matrix = own[back]
         else:
-            sizes = [sum(chunk.stop - chunk.start for chunk in part) for part in parts]
-            self._matrix = workers.gather(own.detach(), sizes).requires_grad_()
+            sizes = [sum(map(len, share)) for share in shares]
+            self._matrix = workers.gather(own.detach(), sizes)[back].requires_grad_()
         self.pairs = self._split(self._matrix)
 
     def backward(self) -> None:
@@ -128,19 +161,25 @@ class Vectors:
             return
         for chunk in self._chunks:
             made = self._encode(chunk) if self._graph is None else self._graph
-            made.backward(self._matrix.grad[chunk])
+            made.backward(self._matrix.grad[torch.from_numpy(chunk).to(made.device)])
 
     def _widths(self) -> list[int]:
         pairs = self._training.model.widths
         return [width for d, c in pairs for width in (d, c if self._classifier else 0)]
 
-    def _encode(self, chunk: slice) -> torch.Tensor:
-        training = self._training
-        torch.manual_seed(self._seed + chunk.start)
-        batch = self._source.batch(self._rows[chunk], training.device.device)
+    def _encode(self, chunk: np.ndarray) -> torch.Tensor:
+        training, device = self._training, self._training.device.device
+        torch.manual_seed(self._seed + int(chunk[0]))
+        lengths, parts = self._lengths[chunk], []
+        # Word vectors with sparse gradients make an encoder of little else, and each call's are to be merged.
+        whole = [slice(0, len(chunk))]
+        groups = whole if training.encoded_sparse else length_groups(lengths, _WORTH_A_CALL[device.type])
         with training.device.autocast():
-            pairs = training.model.encode(batch, classifier=self._classifier)
-        return torch.cat([part.float() for pair in pairs for part in pair], dim=1)
+            for group in groups:
+                batch = self._source.batch(self._rows[chunk[group]], device)
+                pairs = training.model.encode(batch, classifier=self._classifier)
+                parts.append(torch.cat([part.float() for pair in pairs for part in pair], dim=1))
+        return torch.cat(parts)
 
     def _split(self, matrix: torch.Tensor) -> list[HeadVectors]:
         parts = torch.split(matrix, self._widths(), dim=1)

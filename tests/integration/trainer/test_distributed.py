@@ -96,6 +96,7 @@ CASES = {
     "bag": {},
     "bag, all that a bag can have": {
         "wide_dim": 32,
+        "table_device": "cpu",
         "loss.distillation": 0.5,
         "gandalf.enabled": True,
         "batch.exact_mining_up_to": 0,
