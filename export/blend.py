@@ -22,7 +22,7 @@ from export.bundle.weights import EVEN, BlendRecord, HalfWeights, WeightPoint
 from export.exact import exact_search
 from export.vectors import LabelVectors
 from trainer.data.dataset import Interactions
-from trainer.metrics import hits
+from trainer.metrics import hits, most_filtered, without_filtered
 
 GRID = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6)
 LEAST_QUERIES = 50
@@ -132,26 +132,34 @@ def _choose(
     labels: LabelVectors, encoder_dim: int, validation: Interactions, encoder: TextEncoder
 ) -> tuple[LabelVectors, BlendRecord]:
     queries = encoder.encode(validation.queries.to_pylist())
-    narrow = choose_weight(_searched(queries, labels, encoder_dim), validation.clicks)
+    narrow = choose_weight(_searched(queries, labels, encoder_dim, validation.filtered), validation.clicks)
     _fold(labels, encoder_dim, narrow.pair)
     if labels.wide is None:
         return labels, BlendRecord(narrow=narrow, wide=None)
-    wide = choose_weight(_rescored(queries, labels, labels.wide), validation.clicks)
+    ranking = _rescored(queries, labels, labels.wide, validation.filtered)
+    wide = choose_weight(ranking, validation.clicks)
     return _fold_wide(labels, wide.pair), BlendRecord(narrow=narrow, wide=wide)
 
 
-def _searched(queries: QueryVectors, labels: LabelVectors, encoder_dim: int) -> Ranking:
+def _searched(
+    queries: QueryVectors, labels: LabelVectors, encoder_dim: int, filtered: sp.csr_matrix | None
+) -> Ranking:
+    depth = _DEPTH + most_filtered(filtered)
+
     def ranking(weight: float) -> np.ndarray:
         # Weights in the query's vector give the same inner products as weights in the phrases'.
         weighted = queries.narrow.copy()
         weighted[:, :encoder_dim] *= weight
         weighted[:, encoder_dim:] *= 2.0 - weight
-        return exact_search(weighted, labels.narrow, _DEPTH, f"exact search at half weight {weight:g}")[0]
+        found, _ = exact_search(weighted, labels.narrow, depth, f"exact search at half weight {weight:g}")
+        return without_filtered(found, filtered, _DEPTH)
 
     return ranking
 
 
-def _rescored(queries: QueryVectors, labels: LabelVectors, wide: WideVectors) -> Ranking:
+def _rescored(
+    queries: QueryVectors, labels: LabelVectors, wide: WideVectors, filtered: sp.csr_matrix | None
+) -> Ranking:
     candidates, _ = exact_search(
         queries.narrow, labels.narrow, _CANDIDATES, "exact search for the wide half weight"
     )
@@ -159,8 +167,8 @@ def _rescored(queries: QueryVectors, labels: LabelVectors, wide: WideVectors) ->
 
     def ranking(weight: float) -> np.ndarray:
         scores = weight * encoder + (2.0 - weight) * classifier
-        order = np.lexsort((candidates, -scores), axis=1)[:, :_DEPTH]
-        return np.take_along_axis(candidates, order, axis=1)
+        order = np.lexsort((candidates, -scores), axis=1)
+        return without_filtered(np.take_along_axis(candidates, order, axis=1), filtered, _DEPTH)
 
     return ranking
 

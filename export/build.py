@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from bidmatch import __version__
 from bidmatch.base.console import say
 from bidmatch.base.errors import BidmatchError, ConfigError
+from export.blend import blend
 from export.bundle.encoder import TextEncoder, make_session
 from export.bundle.format import (
     ENCODER_FP32,
@@ -28,7 +29,10 @@ from export.bundle.format import (
     Manifest,
     Precision,
 )
+from export.bundle.weights import BlendRecord
 from export.bundle.write import finish, new_bundle, write_phrases, write_tokenizer
+from export.calibrate import DEPTH as CALIBRATED
+from export.calibrate import calibration_for
 from export.hnsw import RecallTarget, TunedIndex, tune
 from export.measure import measure, sample_of, texts_of
 from export.onnx_graph import OPSET, export_onnx
@@ -63,6 +67,8 @@ class ExportOptions(BaseModel):
         build_threads: threads of the index's build; 0 for one up to 100,000 phrases (then a repeated export
             gives the same index, byte for byte) and `threads` beyond.
         rescore: whether a run with wide heads gives a bundle that re-scores with them.
+        half_weight: w_D of the score w_D cos_D + (2 - w_D) cos_C, of narrow and wide vectors alike; None to
+            choose on the validation queries.
         candidates: phrases that are re-scored for a query; None to choose on the validation queries.
     """
 
@@ -74,6 +80,7 @@ class ExportOptions(BaseModel):
     threads: int = Field(0, ge=0)
     build_threads: int = Field(0, ge=0)
     rescore: bool = True
+    half_weight: float | None = Field(None, ge=0, le=2)
     candidates: int | None = Field(None, ge=1)
 
 
@@ -96,6 +103,7 @@ class _Encoders:
     record: EncoderRecord
     chosen: TextEncoder
     labels: LabelVectors
+    blend: BlendRecord | None
     candidates: Candidates
 
 
@@ -126,6 +134,14 @@ def build_bundle(
         quality, rescore = measure(
             folder, source, encoders.chosen, encoders.labels, encoders.candidates, tuned.index, threads
         )
+        calibration = calibration_for(
+            source.validation.take(sample_of(len(source.validation), len(encoders.labels.narrow))),
+            encoders.chosen,
+            encoders.labels,
+            max(CALIBRATED, encoders.candidates.count),
+            tuned.index,
+            threads,
+        )
         manifest = finish(
             folder,
             {
@@ -134,6 +150,7 @@ def build_bundle(
                 "dim": source.dim,
                 "encoder_dim": source.widths[0][0],
                 "metric": "ip",
+                "blend": encoders.blend,
                 "counts": Counts(
                     phrases=source.phrases.num_rows,
                     train_queries=source.train_queries,
@@ -145,6 +162,7 @@ def build_bundle(
                 "rescore": rescore,
                 "data": source.data,
                 "quality": quality,
+                "calibration": calibration,
                 "measured_on": {
                     "processor": processor(),
                     "int8_instructions": int8_instructions(),
@@ -190,7 +208,13 @@ def _make_encoders(folder: Path, source: ExportSource, options: ExportOptions, t
         f"ONNX (opset {OPSET}) against torch on {parity.queries:,} {kind}: "
         f"cosine at least {parity.min_cosine:.8f}, mean {parity.mean_cosine:.8f}"
     )
-    labels = write_label_vectors(folder, source, load(fp32, threads))
+    labels, weights = blend(
+        write_label_vectors(folder, source, load(fp32, threads)),
+        source.widths[0][0],
+        source.validation,
+        exact,
+        options.half_weight,
+    )
     sample = source.validation.take(sample_of(len(source.validation), len(labels.narrow)))
     rescored = candidates_for(sample, exact, labels, options.candidates)
     if not len(source.validation):
@@ -220,7 +244,7 @@ def _make_encoders(folder: Path, source: ExportSource, options: ExportOptions, t
         quality_bound=options.quality_bound,
         candidates=candidates,
     )
-    return _Encoders(record, chosen, labels, rescored)
+    return _Encoders(record, chosen, labels, weights, rescored)
 
 
 def _unjudged(file: Path) -> Candidate:

@@ -8,13 +8,19 @@ it is good for is one threshold with the same meaning for every bundle.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from sklearn.isotonic import IsotonicRegression
 
 from bidmatch.base.console import say
+from export.bundle.encoder import TextEncoder
 from export.bundle.relevance import MAX_KNOTS, CalibrationRecord, ReliabilityBin
+from export.hnsw import search
+from export.rescoring import by_wide_score
+from export.vectors import LabelVectors
+from trainer.data.dataset import Interactions
 from trainer.metrics import hits
 
 DEPTH = 100
@@ -23,6 +29,7 @@ LEAST_CLICKED = 20
 # A step of the curve stands on as many pairs: of fewer, a share says next to nothing.
 LEAST_PAIRS = 20
 _BINS = 10
+_BLOCK = 256
 
 
 def fit_curve(scores: np.ndarray, clicked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -123,23 +130,59 @@ def reliability(predicted: np.ndarray, clicked: np.ndarray) -> tuple[float, list
     return ece, bins
 
 
-def calibrate(rows: np.ndarray, scores: np.ndarray, truth: sp.csr_matrix) -> CalibrationRecord | None:
+def calibration_for(
+    validation: Interactions,
+    encoder: TextEncoder,
+    labels: LabelVectors,
+    depth: int,
+    index: Any,
+    threads: int,
+) -> CalibrationRecord | None:
+    """The curve of what the bundle answers to these queries when 100 phrases are asked for.
+
+    Args:
+        validation: queries and their labels; few are enough for none.
+        encoder: the one that serves.
+        labels: weighted, as they are in the bundle.
+        depth: phrases that are searched for when 100 are asked for, and re-scored where the bundle does that.
+        index: hnswlib's, as it serves.
+        threads: of the search.
+    """
+    if len(validation) < LEAST_QUERIES:
+        say(f"no calibration: {len(validation)} validation queries, at least {LEAST_QUERIES} are needed")
+        return None
+    queries = encoder.encode(validation.queries.to_pylist())
+    rows = search(index, labels.narrow, queries.narrow, min(depth, len(labels.narrow)), threads)
+    if labels.wide is not None:
+        rows, scores = by_wide_score(labels.wide, queries.wide, rows)
+    else:
+        scores = np.empty(rows.shape, dtype=np.float32)
+        for start in range(0, len(rows), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            scores[part] = np.einsum("nd,ncd->nc", queries.narrow[part], labels.narrow[rows[part]])
+    return calibrate(rows, scores, validation.clicks, validation.filtered)
+
+
+def calibrate(
+    rows: np.ndarray, scores: np.ndarray, truth: sp.csr_matrix, filtered: sp.csr_matrix | None = None
+) -> CalibrationRecord | None:
     """The curve of what is served to validation queries, and how far it can be trusted, said aloud.
 
     Args:
         rows: int64 (n, K), the phrases that are answered, best first.
         scores: float32 (n, K), with these scores.
         truth: (n, L).
+        filtered: (n, L), pairs that say nothing; None for none.
 
     Returns:
         None where there are fewer than 50 queries, or fewer than 20 answered phrases that were clicked, or
         that were not: too little to tell a share by.
     """
-    rows, scores = rows[:, :DEPTH], scores[:, :DEPTH]
+    rows = rows[:, :DEPTH]
     if len(rows) < LEAST_QUERIES:
-        say(f"no calibration: {len(rows)} validation queries, at least {LEAST_QUERIES} are needed")
         return None
-    clicked = hits(rows, truth)
+    counts = np.ones(rows.shape, bool) if filtered is None else ~hits(rows, filtered)
+    clicked, pairs = hits(rows, truth)[counts], scores[:, :DEPTH][counts].astype(np.float64)
     if min(int(clicked.sum()), int((~clicked).sum())) < LEAST_CLICKED:
         say(
             f"no calibration: of {clicked.size:,} answered phrases {int(clicked.sum()):,} were clicked; "
@@ -148,19 +191,18 @@ def calibrate(rows: np.ndarray, scores: np.ndarray, truth: sp.csr_matrix) -> Cal
         return None
     half = np.zeros(len(rows), dtype=bool)
     half[np.random.default_rng(2).permutation(len(rows))[: len(rows) // 2]] = True
-    flat, pairs = clicked.ravel(), scores.ravel().astype(np.float64)
-    predicted = cross_fitted(pairs, flat, np.repeat(half, rows.shape[1]))
-    ece, bins = reliability(predicted, flat)
-    knots, relevance = fit_curve(pairs, flat)
-    share = float(flat.mean())
+    predicted = cross_fitted(pairs, clicked, np.broadcast_to(half[:, None], rows.shape)[counts])
+    ece, bins = reliability(predicted, clicked)
+    knots, relevance = fit_curve(pairs, clicked)
+    share = float(clicked.mean())
     record = CalibrationRecord(
         scores=knots.tolist(),
         relevance=relevance.tolist(),
         depth=rows.shape[1],
         queries=len(rows),
-        pairs=len(flat),
-        clicked=int(flat.sum()),
-        brier=round(float(((predicted - flat) ** 2).mean()), 6),
+        pairs=len(clicked),
+        clicked=int(clicked.sum()),
+        brier=round(float(((predicted - clicked) ** 2).mean()), 6),
         brier_constant=round(share * (1 - share), 6),
         ece=round(ece, 6),
         bins=bins,

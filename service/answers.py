@@ -34,6 +34,7 @@ def answer(engine: Engine, queries: list[str], k: int, min_score: float | None) 
     ids, phrases = columns["id"], columns["text"]
     users = engine.user_columns.names
     matches = []
+    relevance = found.relevance
     # Scores stay numpy.float32, which orjson writes with the fewest digits that give the same float32.
     for i, (score, encoder, classifier, exact) in enumerate(
         zip(found.scores, found.encoder, found.classifier, found.exact, strict=True)
@@ -45,6 +46,8 @@ def answer(engine: Engine, queries: list[str], k: int, min_score: float | None) 
             "parts": {"encoder": encoder, "classifier": classifier},
             "source": "exact" if exact else "index",
         }
+        if relevance is not None:
+            match["relevance"] = relevance[i]
         own = {name: columns[name][i] for name in users if columns[name][i] is not None}
         if own:
             match["columns"] = own

@@ -17,7 +17,7 @@ from bidmatch import __version__
 from service import page, problems, schemas
 from service.answers import Answer, answer, total
 from service.batcher import Batcher, ClosedError, DeadlineError, QueueFullError
-from service.engine import Engine
+from service.engine import NO_CALIBRATION, Engine
 from service.problems import ProblemError
 from service.requests import ClientLeftError, read_json_body, while_client_waits
 from service.settings import Settings
@@ -69,7 +69,11 @@ def create_app(engine: Engine, settings: Settings) -> FastAPI:
     page.install(app)
 
     async def matched(request: Request, asked: schemas.Asked, started: float) -> Response:
-        work = batcher.submit(asked.queries, asked.k, asked.min_score)
+        if asked.min_relevance is not None and engine.calibration is None:
+            where = "body.min_relevance" if request.method == "POST" else "query.min_relevance"
+            raise problems.invalid([problems.FieldError(where=where, reason=NO_CALIBRATION)])
+        least = engine.least_score(asked.min_score, asked.min_relevance)
+        work = batcher.submit(asked.queries, asked.k, least)
         try:
             answers = await while_client_waits(request, work)
         except QueueFullError as full:
@@ -149,6 +153,9 @@ def create_app(engine: Engine, settings: Settings) -> FastAPI:
             allow_inf_nan=False,
             description="leave out phrases that search found with a lesser score",
         ),
+        min_relevance: float | None = Query(
+            None, ge=0, le=1, allow_inf_nan=False, description=schemas.MIN_RELEVANCE
+        ),
     ) -> Response:
         """The phrases that belong to a query."""
         started = time.perf_counter()
@@ -156,7 +163,7 @@ def create_app(engine: Engine, settings: Settings) -> FastAPI:
             schemas.something(q)
         except ValueError as empty:
             raise problems.invalid([problems.FieldError(where="query.q", reason=str(empty))]) from None
-        asked = schemas.Asked(queries=[q], k=k, min_score=min_score, many=False)
+        asked = schemas.Asked(queries=[q], k=k, min_score=min_score, min_relevance=min_relevance, many=False)
         try:
             return await matched(request, asked, started)
         except ClientLeftError:

@@ -19,7 +19,9 @@ from bidmatch.base.errors import ConfigError
 from export.bundle.encoder import QueryEncoder, QueryVectors
 from export.bundle.index import PhraseIndex
 from export.bundle.read import Bundle, open_bundle
+from export.bundle.relevance import Relevance
 from export.bundle.rescore import Rescorer
+from export.bundle.weights import narrow_weights
 from service.pairs import Pairs, found_pairs, join
 from service.phrase_keys import PhraseKeys
 
@@ -42,6 +44,10 @@ class EngineSettings(BaseModel):
     candidates: int | None = Field(None, ge=1)
 
 
+NO_CALIBRATION = (
+    "the bundle has no calibration that fits its answers, so their relevance is not known (one of re-scored "
+    "answers fits only while re-scoring is on)"
+)
 # Columns of a bundle's phrases that are not the user's: two are answered by name, one is training's.
 _OURS = ("id", "text", "train_clicks")
 
@@ -79,8 +85,10 @@ class Matches:
         offsets: int64 (n + 1).
         rows: int64 (m), rows of the bundle's phrases; no row twice for one query.
         scores: float32 (m), `encoder + classifier`, in -2..2.
-        encoder: float32 (m), cosine of Φ_D of query and phrase; 0 where the model has no such head.
-        classifier: float32 (m), cosine of Φ_C of the query and the phrase's row of Ψ; likewise.
+        encoder: float32 (m), weighted cosine of Φ_D of query and phrase; 0 where the model has no such head.
+        classifier: float32 (m), weighted cosine of Φ_C of the query and the phrase's row of Ψ; likewise.
+        relevance: float32 (m), how likely the phrase was clicked in the log, in 0..1; None where there is no
+            calibration.
         exact: bool (m), the phrase's key equals the query's key ("exact"), else found by the index ("index").
         timings: what the steps took.
     """
@@ -90,6 +98,7 @@ class Matches:
     scores: np.ndarray
     encoder: np.ndarray
     classifier: np.ndarray
+    relevance: np.ndarray | None
     exact: np.ndarray
     timings: Timings
 
@@ -103,6 +112,8 @@ class Engine:
     Attributes:
         bundle: the bundle: `.manifest`, `.phrases` (Arrow table), `.vectors` (float32 (L, dim)).
         candidates: phrases that are re-scored for a query, or its k where that is more; 0: nothing is.
+        calibration: from scores to relevance; None where the bundle has none, or has one of re-scored answers
+            and nothing is re-scored.
 
     Raises:
         ConfigError: re-scoring is asked for, and the bundle has no wide vectors.
@@ -117,6 +128,10 @@ class Engine:
         self._keys = PhraseKeys(self._phrases.column("text"))
         self._vectors = np.asarray(bundle.vectors)  # a plain view: indexing np.memmap itself is slow
         self._rescorer, self.candidates = _rescorer(bundle, settings)
+        self._weights = narrow_weights(bundle.manifest.blend)
+        record = bundle.manifest.calibration
+        fits = bundle.wide is None or self._rescorer is not None
+        self.calibration = None if record is None or not fits else Relevance(record)
 
     @classmethod
     def load(cls, path: Path, settings: EngineSettings | None = None) -> Engine:
@@ -135,6 +150,19 @@ class Engine:
 
     def __len__(self) -> int:
         return self.bundle.phrases.num_rows
+
+    def least_score(self, min_score: float | None, min_relevance: float | None) -> float | None:
+        """The `min_score` that leaves out what either bound leaves out.
+
+        Raises:
+            ConfigError: a least relevance is given, and there is no calibration.
+        """
+        if min_relevance is None:
+            return min_score
+        if self.calibration is None:
+            raise ConfigError(NO_CALIBRATION, hint="Ask for a least score instead.")
+        least = self.calibration.least_score(min_relevance)
+        return least if min_score is None else max(least, min_score)
 
     @property
     def user_columns(self) -> pa.Schema:
@@ -167,7 +195,7 @@ class Engine:
         keys = [text.key(query) for query in queries]
         asked = np.flatnonzero(np.fromiter((key != "" for key in keys), bool, n))
         if not len(asked):
-            return _nothing(n)
+            return _nothing(n, calibrated=self.calibration is not None)
         keys = [keys[i] for i in asked]
         ids, mask = self._encoder.tokenise(keys)
         tokenised = time.perf_counter()
@@ -187,12 +215,14 @@ class Engine:
         rescore = scored - searched if self._rescorer else 0.0
         search = time.perf_counter() - encoded - rescore
         timings = Timings(tokenised - started, encoded - tokenised, search, rescore)
+        scores = pairs.encoder + pairs.classifier
         return Matches(
             offsets,
             pairs.rows,
-            pairs.encoder + pairs.classifier,
+            scores,
             pairs.encoder,
             pairs.classifier,
+            None if self.calibration is None else self.calibration.of(scores),
             pairs.exact,
             timings,
         )
@@ -206,15 +236,16 @@ class Engine:
         return Pairs(positions, rows, encoder[:, 0], classifier[:, 0], np.ones(len(rows), bool))
 
     def _scores(self, vectors: QueryVectors, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Both cosines of each of n queries and its phrases, rows int64 (n, c): float32 (n, c) each."""
+        """Both parts of the score of n queries and their phrases, rows int64 (n, c): float32 (n, c) each."""
         if self._rescorer is not None:
             return self._rescorer.score(vectors.wide, rows)
         split = self.bundle.manifest.encoder_dim
         products = vectors.narrow[:, None] * self._vectors[rows]
         # Rounding puts the cosine of equal vectors a little above 1.
+        w_d, w_c = self._weights
         return (
-            np.clip(products[..., :split].sum(-1), -1.0, 1.0),
-            np.clip(products[..., split:].sum(-1), -1.0, 1.0),
+            np.clip(products[..., :split].sum(-1), -w_d, w_d),
+            np.clip(products[..., split:].sum(-1), -w_c, w_c),
         )
 
 
@@ -243,8 +274,15 @@ def _one_chunk(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(fields)).combine_chunks()
 
 
-def _nothing(n: int) -> Matches:
+def _nothing(n: int, *, calibrated: bool) -> Matches:
     empty = np.empty(0, np.float32)
     return Matches(
-        np.zeros(n + 1, np.int64), np.empty(0, np.int64), empty, empty, empty, np.empty(0, bool), Timings()
+        np.zeros(n + 1, np.int64),
+        np.empty(0, np.int64),
+        empty,
+        empty,
+        empty,
+        empty if calibrated else None,
+        np.empty(0, bool),
+        Timings(),
     )

@@ -26,6 +26,9 @@ from service.problems import Problem, ProblemError, field_errors, invalid
 from service.settings import Settings
 
 MIN_SCORE, MAX_SCORE = -2.0, 2.0
+MIN_RELEVANCE = (
+    "leave out phrases that search found with a lesser relevance; the bundle must have a calibration"
+)
 
 # What `bidmatch.base.text.normalise` leaves nothing of: white space, controls, zero-width marks.
 SOMETHING_VISIBLE = r"[^\s\u0000-\u001f\u007f-\u009f\u200b\u200e\u200f\u2060\ufeff]"
@@ -37,8 +40,14 @@ _EITHER = "give an object with exactly one of `query` (a text) and `queries` (a 
 class Parts(BaseModel):
     """The two parts that a score is the sum of."""
 
-    encoder: float = Field(description="cosine of the dual encoder's vectors of query and phrase, -1 to 1")
-    classifier: float = Field(description="cosine with the phrase's row of the classifier table, -1 to 1")
+    encoder: float = Field(
+        description="cosine of the dual encoder's vectors of query and phrase, times its weight in the "
+        "bundle: -1 to 1, unless the export found that one part should count for more"
+    )
+    classifier: float = Field(
+        description="cosine with the phrase's row of the classifier table, times its weight likewise; both "
+        "weights add up to 2"
+    )
 
 
 class Match(BaseModel):
@@ -48,6 +57,13 @@ class Match(BaseModel):
     phrase: str = Field(description="the phrase as the advertiser wrote it")
     score: float = Field(description="the sum of the parts, -2 to 2")
     parts: Parts
+    relevance: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="how likely the phrase was clicked for such a query in the log, 0 to 1; only where the "
+        "bundle has a calibration",
+    )
     source: Literal["index", "exact"] = Field(
         description="`exact`: equals the normalised query, so it stands first; `index`: found by search"
     )
@@ -96,6 +112,7 @@ class Asked(BaseModel):
     queries: list[str]
     k: int
     min_score: float | None
+    min_relevance: float | None
     many: bool
 
 
@@ -138,6 +155,10 @@ class MatchRequests:
             "min_score": (
                 Annotated[StrictFloat, Field(ge=MIN_SCORE, le=MAX_SCORE, allow_inf_nan=False)] | None,
                 Field(None, description="leave out phrases that search found with a lesser score"),
+            ),
+            "min_relevance": (
+                Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)] | None,
+                Field(None, description=MIN_RELEVANCE),
             ),
         }
         self.models: tuple[type[BaseModel], type[BaseModel]] = (
@@ -182,7 +203,11 @@ class MatchRequests:
             ) from None
         many = "queries" in type(asked).model_fields
         return Asked(
-            queries=asked.queries if many else [asked.query], k=asked.k, min_score=asked.min_score, many=many
+            queries=asked.queries if many else [asked.query],
+            k=asked.k,
+            min_score=asked.min_score,
+            min_relevance=asked.min_relevance,
+            many=many,
         )
 
     def body_schema(self) -> dict[str, Any]:

@@ -272,11 +272,17 @@ def _eval_run(run: Path, propensity: tuple[float | None, float | None], as_json:
         source = TokenSource(tokenise_all(trained.tokenizer, texts, what))
         return embed(trained.model, source, cpu, f"encoding {what}", wide=True)
 
-    labels = pa.array([key(text) for text in trained.phrases["text"].to_pylist()], pa.large_string())
+    def label_vectors() -> list[HeadVectors]:
+        if trained.label_vectors is not None:
+            kept = [torch.from_numpy(phi_d) for phi_d in trained.label_vectors]
+            return [HeadVectors(phi_d, phi_d[:, :0]) for phi_d in kept]
+        texts = [key(text) for text in trained.phrases["text"].to_pylist()]
+        return vectors(pa.array(texts, pa.large_string()), "phrases")
+
     psi = [table for table in (trained.table, trained.wide_table) if table is not None and table.shape[1]]
     found = rankings(
         vectors(trained.test.queries, "queries"),
-        vectors(labels, "phrases"),
+        label_vectors(),
         [torch.from_numpy(t) for t in psi],
         trained.test.filtered,
     )

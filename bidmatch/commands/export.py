@@ -54,6 +54,14 @@ not at all.
     show_default=True,
     help="Points of P@1, P@5 and recall@10 that the 8-bit encoder may lose.",
 )
+@click.option(
+    "--half-weight",
+    default="auto",
+    show_default=True,
+    metavar="auto|0..2",
+    help="Weight of the encoder's half in the score, of 2 in all; `auto`: 1, unless another is better on the "
+    "validation queries by more than their noise.",
+)
 @click.option("--no-rescore", is_flag=True, help="Leave the run's wide heads out: the index alone serves.")
 @click.option(
     "--candidates",
@@ -77,6 +85,7 @@ def command(
     target_recall: float,
     recall_k: int,
     quality_bound: float,
+    half_weight: str,
     no_rescore: bool,
     candidates: int | None,
     threads: int,
@@ -95,6 +104,7 @@ def command(
         quality_bound=quality_bound,
         threads=threads,
         build_threads=build_threads,
+        half_weight=_weight(half_weight),
         rescore=not no_rescore,
         candidates=candidates,
     )
@@ -103,3 +113,22 @@ def command(
         emit_json(manifest.model_dump(mode="json"))
     else:
         click.echo(f"{out}  {manifest.bundle_id}")
+
+
+def _weight(given: str) -> float | None:
+    """The weight that was asked for; None for `auto`.
+
+    Raises:
+        click.BadParameter: it is no number in 0..2.
+    """
+    if given == "auto":
+        return None
+    try:
+        weight = float(given)
+    except ValueError:
+        weight = -1.0
+    if not 0 <= weight <= 2:
+        raise click.BadParameter(
+            f"{given!r} is neither `auto` nor a number from 0 to 2", param_hint="'--half-weight'"
+        )
+    return weight

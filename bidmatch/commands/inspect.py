@@ -9,12 +9,16 @@ from rich.console import Console
 from rich.table import Table
 
 from bidmatch.base.console import emit_json
+from bidmatch.base.errors import ConfigError
+from bidmatch.base.files import atomic_file
+from bidmatch.reliability import reliability_page, summary_of
 from export.bundle.format import Manifest
 from export.bundle.read import open_bundle, read_manifest
 
 _EPILOG = """\b
 Examples:
   bidmatch inspect runs/demo/bundle
+  bidmatch inspect runs/demo/bundle --html calibration.html
   bidmatch inspect runs/demo/bundle --json | jq .index.curve
 """
 
@@ -27,8 +31,14 @@ Examples:
     show_default=True,
     help="Read and verify every file, or the manifest alone.",
 )
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Also write a page with the reliability plot of the bundle's calibration.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
-def command(bundle: Path, verify: bool, as_json: bool) -> None:
+def command(bundle: Path, verify: bool, html: Path | None, as_json: bool) -> None:
     """Print what is in BUNDLE, after verifying it."""
     columns: list[str] | None = None
     if verify:
@@ -36,6 +46,11 @@ def command(bundle: Path, verify: bool, as_json: bool) -> None:
             manifest, columns = opened.manifest, opened.phrases.column_names
     else:
         manifest = read_manifest(bundle)
+    if html is not None:
+        if manifest.calibration is None:
+            raise ConfigError(f"{bundle} has no calibration to plot", hint="Leave --html out.")
+        with atomic_file(html) as partial:
+            partial.write_text(reliability_page(manifest, manifest.calibration), encoding="utf-8")
     if as_json:
         emit_json({"path": str(bundle), "verified": verify, **manifest.model_dump(mode="json")})
         return
@@ -55,7 +70,9 @@ def _tables(path: Path, manifest: Manifest, columns: list[str] | None) -> list[T
         _encoders(manifest),
         _curve(manifest),
         *_rescoring(manifest),
+        *_weights(manifest),
         _quality(manifest),
+        *_calibration(manifest),
         _licences(manifest),
     ]
 
@@ -171,6 +188,40 @@ def _rescoring(manifest: Manifest) -> list[Table]:
         row(f"{point.candidates} from exact search", f"{point.microseconds:,.0f}", point.quality)
     table.caption = f"{record.candidates}: {record.reason}"
     table.caption_justify = "left"
+    return [table]
+
+
+def _weights(manifest: Manifest) -> list[Table]:
+    """How much each half of a vector counts; nothing for a model of one head."""
+    if manifest.blend is None:
+        return []
+    halves = {"narrow": manifest.blend.narrow, "wide": manifest.blend.wide}
+    tried = manifest.blend.narrow.curve
+    table = _table(
+        "Weights of the halves, encoder : classifier; gain over 1 : 1 in points of P@1 + P@5 + recall@10, "
+        "with its standard error",
+        *("", "weights", *(f"{point.encoder:g}" for point in tried)),
+    )
+    notes = []
+    for name, weights in halves.items():
+        if weights is None:
+            continue
+        gains = (f"{point.gain:+.2f} ± {point.error:.2f}" for point in weights.curve)
+        table.add_row(name, f"{weights.pair[0]:g} : {weights.pair[1]:g}", *gains)
+        notes.append(f"{name}: {weights.reason}")
+    table.caption, table.caption_justify = "\n".join(notes), "left"
+    return [table]
+
+
+def _calibration(manifest: Manifest) -> list[Table]:
+    """How far the relevance can be trusted; nothing where there is none."""
+    record = manifest.calibration
+    if record is None:
+        return []
+    table = _table(f"Calibration: {summary_of(record)}", "relevance", "phrases", "predicted", "clicked")
+    for one in record.bins:
+        shares = (f"{one.predicted:.3f}", f"{one.clicked:.3f}") if one.pairs else ("-", "-")
+        table.add_row(f"{one.low:g} to {one.high:g}", f"{one.pairs:,}", *shares)
     return [table]
 
 

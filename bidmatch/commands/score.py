@@ -27,8 +27,9 @@ queries that differ in case or white space only are one.
 Output: a row for each match, by query in the order of first appearance, then by rank:
   query       its first spelling            count       rows of the log with it
   rank        from 1                        id, phrase  the matched phrase
-  score       encoder + classifier          encoder, classifier  the two cosines, of the wide vectors
-                                                                 where the bundle re-scores
+  score       encoder + classifier          encoder, classifier  the two weighted cosines, of the wide
+                                                                 vectors where the bundle re-scores
+  relevance   how likely it was clicked, 0 to 1; empty where the bundle has no calibration
   source      exact (the phrase is the query) or index
   and behind these the phrase's own columns, such as match_type.
 Queries without a match have no row; the summary counts them.
@@ -56,6 +57,11 @@ command is given again; its work is in .OUTPUT.work beside the output. Reading s
 )
 @click.option("-k", "k", type=click.IntRange(1), default=10, show_default=True, help="Most matches a query.")
 @click.option("--min-score", type=float, help="Leave out phrases with a lesser score, but not exact ones.")
+@click.option(
+    "--min-relevance",
+    type=click.FloatRange(0, 1),
+    help="Leave out phrases with a lesser relevance, but not exact ones; the bundle must have a calibration.",
+)
 @click.option("--ef", type=click.IntRange(1), help="Wider index search than the bundle's own.")
 @click.option(
     "--rescore/--no-rescore",
@@ -86,6 +92,7 @@ def command(
     output: Path,
     k: int,
     min_score: float | None,
+    min_relevance: float | None,
     ef: int | None,
     rescore: bool | None,
     candidates: int | None,
@@ -109,6 +116,7 @@ def command(
         output=output,
         k=k,
         min_score=min_score,
+        min_relevance=min_relevance,
         ef=ef,
         rescore=rescore,
         candidates=candidates,

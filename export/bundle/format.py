@@ -11,7 +11,11 @@ import hashlib
 import json
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from export.bundle.relevance import CalibrationRecord
+from export.bundle.strict import Record as _Record
+from export.bundle.weights import BlendRecord
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
@@ -37,12 +41,6 @@ Count = Annotated[int, Field(ge=0)]
 Metrics = dict[str, float]
 
 _CHECKSUM_BLANK = b"0" * 64
-
-
-class _Record(BaseModel):
-    """Strict and complete: a manifest with a missing, unknown or wrongly typed field is refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class FileRecord(_Record):
@@ -274,7 +272,8 @@ class Manifest(_Record):
         dim: width of the vectors.
         encoder_dim: how much of it is Φ_D's, from the left, half of it unless a head is switched off; the
             rest is Φ_C's.
-        metric: always `ip`: inner product of [Φ_D ⊕ N(Φ_C)] and [Φ_D ⊕ N(Ψ)], in [-2, 2].
+        metric: always `ip`: inner product of [Φ_D ⊕ N(Φ_C)] and [w_D Φ_D ⊕ w_C N(Ψ)], in [-2, 2].
+        blend: the weights w_D and w_C, in the phrases' vectors alone; None for a model of one head.
         counts: sizes.
         files: every file of the bundle but the manifest.
         encoder: the ONNX encoder.
@@ -282,6 +281,7 @@ class Manifest(_Record):
         rescore: how the index's results are re-scored with wider vectors; None where they are not.
         data: what it was trained on.
         quality: measured on this very bundle.
+        calibration: how likely a phrase of some score was clicked; None where queries were too few to tell.
         measured_on: processor, its 8-bit instructions, cores.
         versions: packages at export.
         licences: of what is inside.
@@ -295,6 +295,7 @@ class Manifest(_Record):
     dim: Annotated[int, Field(ge=1)]
     encoder_dim: Count
     metric: Literal["ip"]
+    blend: BlendRecord | None
     counts: Counts
     files: dict[str, FileRecord]
     encoder: EncoderRecord
@@ -302,6 +303,7 @@ class Manifest(_Record):
     rescore: RescoreRecord | None
     data: DataRecord
     quality: Quality
+    calibration: CalibrationRecord | None
     measured_on: dict[str, str]
     versions: dict[str, str]
     licences: list[Licence]

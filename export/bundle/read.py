@@ -38,6 +38,7 @@ from export.bundle.format import (
     targets_of,
 )
 from export.bundle.index_file import HEADER_BYTES, IndexHeader, nodes
+from export.bundle.weights import EVEN, wide_weights
 
 _BLOCK_BYTES = 1 << 22
 _MANIFEST_LIMIT = 1 << 24
@@ -53,17 +54,20 @@ def _damaged(path: Path, reason: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class WideVectors:
-    """[Φ_D(z) ⊕ N(Ψ)] of the wide heads in 8 bits: value times the scale of its row and part.
+    """[w_D Φ_D(z) ⊕ w_C N(Ψ)] of the wide heads in 8 bits: value times the scale of its row and part.
 
     Attributes:
         rows: int8 (L, rescore.dim), row i for phrase i. Memory-mapped, read-only.
         scales: float32 (L, 2), finite, >= 0, of the Φ_D part and of the Φ_C part. Memory-mapped, read-only.
         encoder_dim: width of the Φ_D part, from the left.
+        weights: (w_D, w_C) of the parts, which are in their scales already: the largest values of their
+            scores.
     """
 
     rows: np.ndarray
     scales: np.ndarray
     encoder_dim: int
+    weights: tuple[float, float] = EVEN
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Bundle:
         path: the folder.
         manifest: what it says of itself.
         phrases: Arrow table of L rows: `id` (string, unique), `text` (string), user columns. Memory-mapped.
-        vectors: float32 (L, dim), [Φ_D(z) ⊕ N(Ψ)], row i for phrase i. Memory-mapped, read-only.
+        vectors: float32 (L, dim), [w_D Φ_D(z) ⊕ w_C N(Ψ)], row i for phrase i. Memory-mapped, read-only.
         wide: the vectors that re-score what the index finds; None where the bundle has none.
     """
 
@@ -225,6 +229,8 @@ def _check_agreement(path: Path, manifest: Manifest) -> None:
         _damaged(path, f"{MANIFEST}: encoder_dim is above dim")
     if manifest.rescore is not None and manifest.rescore.encoder_dim > manifest.rescore.dim:
         _damaged(path, f"{MANIFEST}: rescore.encoder_dim is above rescore.dim")
+    if manifest.blend is not None and (manifest.blend.wide is None) != (manifest.rescore is None):
+        _damaged(path, f"{MANIFEST}: blend.wide does not fit rescore")
     digests = {name: record.sha256 for name, record in manifest.files.items()}
     if bundle_id(digests, targets_of(manifest.index, manifest.rescore)) != manifest.bundle_id:
         _damaged(path, f"{MANIFEST}: bundle_id is not that of its files")
@@ -349,7 +355,8 @@ def _read_wide(path: Path, manifest: Manifest, files: Mapping[str, BinaryIO]) ->
     if hasattr(mmap, "MADV_RANDOM"):
         # A query reads some hundred rows from all over: reading ahead would fetch a hundred times too much.
         rows.base.madvise(mmap.MADV_RANDOM)  # type: ignore[union-attr]
-    return WideVectors(np.asarray(rows), np.asarray(scales), record.encoder_dim)
+    weights = wide_weights(manifest.blend)
+    return WideVectors(np.asarray(rows), np.asarray(scales), record.encoder_dim, weights)
 
 
 def _check_index(path: Path, manifest: Manifest, stream: BinaryIO, vectors: np.memmap) -> None:

@@ -59,15 +59,15 @@ class Rescorer:
         self._wide = wide
 
     def score(self, queries: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Both cosines of each query and each of its phrases, the two parts of the score.
+        """Both weighted cosines of each query and each of its phrases, the two parts of the score.
 
         Args:
             queries: float32 (n, dim), the wide [Φ_D(x) ⊕ N(Φ_C(x))].
             rows: int64 (n, c), rows of the bundle's phrases.
 
         Returns:
-            The encoder's and the classifier's part, float32 (n, c) each, in -1..1; of a head that is switched
-            off, 0.
+            The encoder's and the classifier's part, float32 (n, c) each, between plus and minus the part's
+            weight; of a head that is switched off, 0.
 
         Raises:
             ValueError: the queries have another width, or are not as many as there are lists of rows.
@@ -83,7 +83,8 @@ class Rescorer:
             block = slice(start, start + step)
             self._score(queries[block, None], rows[block], parts[:, block])
         # Rounding puts the cosine of equal vectors a little above 1.
-        np.minimum(np.maximum(parts, -1.0, out=parts), 1.0, out=parts)
+        for part, weight in zip(parts, self._wide.weights, strict=True):
+            np.minimum(np.maximum(part, -weight, out=part), weight, out=part)
         return parts[0], parts[1]
 
     def _score(self, queries: np.ndarray, rows: np.ndarray, parts: np.ndarray) -> None:

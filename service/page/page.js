@@ -38,6 +38,11 @@ function row(match, rank) {
     tag.title = name;
     phrase.append(tag);
   }
+  if (match.relevance !== undefined) {
+    const tag = make("span", "tag", `relevance ${match.relevance.toFixed(2)}`);
+    tag.title = "how likely the phrase was clicked for such a query";
+    phrase.append(tag);
+  }
   line.append(
     make("td", "number", rank), phrase, make("td", "number score", match.score.toFixed(3)),
     bar("encoder", match.parts.encoder), bar("classifier", match.parts.classifier),

@@ -27,6 +27,7 @@ SCHEMA = pa.schema(
         ("score", pa.float32()),
         ("encoder", pa.float32()),
         ("classifier", pa.float32()),
+        ("relevance", pa.float32()),
         ("source", pa.dictionary(pa.int8(), pa.string())),
     ]
 )
@@ -138,6 +139,7 @@ def score_part(engine: Engine, queries: pa.RecordBatch, k: int, min_score: float
         column("scores"),
         column("encoder"),
         column("classifier"),
+        pa.nulls(len(owner), pa.float32()) if engine.calibration is None else column("relevance"),
         pa.DictionaryArray.from_arrays(column("exact").astype(np.int8), _SOURCES),
         *(phrases[name] for name in engine.user_columns.names),
     ]

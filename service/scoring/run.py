@@ -37,6 +37,7 @@ class ScoreOptions(BaseModel):
         output: file to write; its name says the format.
         k: most matches for one query.
         min_score: leave out phrases found by the index with a lesser score.
+        min_relevance: or with a lesser relevance, where the bundle has a calibration.
         ef: a wider index search than the bundle's own.
         rescore: whether to re-score with the bundle's wide vectors; None: where it has some.
         candidates: phrases to re-score for a query; None for as many as the bundle says.
@@ -55,6 +56,7 @@ class ScoreOptions(BaseModel):
     output: Path
     k: int = Field(10, ge=1)
     min_score: float | None = None
+    min_relevance: float | None = Field(None, ge=0, le=1)
     ef: int | None = Field(None, ge=1)
     rescore: bool | None = None
     candidates: int | None = Field(None, ge=1)
@@ -71,7 +73,8 @@ def score_log(options: ScoreOptions) -> Summary:
 
     The output has a row for each match, by query in the order of first appearance, then by rank: `query` as
     first spelled, `count` of the log's rows with its key, `rank` from 1, phrase `id` and `phrase`, `score`,
-    its parts `encoder` and `classifier`, and `source`, "exact" or "index". It is the same whatever `threads`
+    its parts `encoder` and `classifier`, `relevance` (null where the bundle has no calibration), and
+    `source`, "exact" or "index". It is the same whatever `threads`
     is and however often the run was stopped. Memory does not grow with the log.
 
     Raises:
@@ -100,6 +103,7 @@ def score_log(options: ScoreOptions) -> Summary:
         bad_lines=options.bad_lines,
         k=options.k,
         min_score=options.min_score,
+        min_relevance=options.min_relevance,
         ef=options.ef,
         rescore=options.rescore,
         candidates=options.candidates,
@@ -125,6 +129,7 @@ def _run(options: ScoreOptions, plan: Plan, sources: _Sources, work: Work, start
     engine = Engine.load(options.bundle, settings)
     if engine.bundle.manifest.files[INDEX].sha256 != plan.index_sha256 or engine.bundle_id != plan.bundle_id:
         raise ConfigError(f"{options.bundle} was replaced just now", hint="Run the command again.")
+    least = engine.least_score(options.min_score, options.min_relevance)
     if work.resumed:
         say(f"going on with the run that was stopped ({work.folder})")
     counts = _distinct(options, sources, work)
@@ -132,9 +137,10 @@ def _run(options: ScoreOptions, plan: Plan, sources: _Sources, work: Work, start
     if counts.skipped:
         say(f"{counts.skipped:,} bad lines skipped (first: {counts.first_skipped})")
     scoring = time.monotonic()
-    scored = score_parts(engine, work, counts.distinct, options.k, options.min_score, options.threads)
+    scored = score_parts(engine, work, counts.distinct, options.k, least, options.threads)
     scoring = time.monotonic() - scoring
     about = {"bundle_id": plan.bundle_id, "k": str(plan.k), "min_score": str(plan.min_score)}
+    about["min_relevance"] = str(plan.min_relevance)
     with work.writing() as path, progress("writing", counts.distinct, "queries") as step:
         kind, schema = output_kind(options.output), result_schema(engine)
         tally = write_output(_parts(work, counts, step), path, kind, schema, about)

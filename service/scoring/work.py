@@ -59,6 +59,7 @@ class Plan(BaseModel):
     bad_lines: str
     k: int
     min_score: float | None
+    min_relevance: float | None
     ef: int | None
     rescore: bool | None
     candidates: int | None

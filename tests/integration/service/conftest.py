@@ -122,6 +122,7 @@ def _record(phrases: int) -> dict[str, object]:
         "dim": DIM,
         "encoder_dim": HALF,
         "metric": "ip",
+        "blend": None,
         "counts": fmt.Counts(phrases=phrases, train_queries=0, validation_queries=0, test_queries=0),
         "encoder": fmt.EncoderRecord(
             file="encoder.onnx",
@@ -154,6 +155,7 @@ def _record(phrases: int) -> dict[str, object]:
             split=fmt.SplitInfo(kind="given", share=0.0, seed=0, train_queries=0, test_queries=0),
         ),
         "quality": fmt.Quality(queries=0, propensity={}, exact={}, index={}, served={}),
+        "calibration": None,
         "measured_on": {"cpu": platform.processor()},
         "versions": {},
         "licences": [],

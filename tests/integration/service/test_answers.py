@@ -33,6 +33,14 @@ def test_parts_are_cosines(engine: Engine) -> None:
             assert match["score"] == pytest.approx(sum(match["parts"].values()), abs=1e-6)
 
 
+def test_the_relevance_is_there_and_rises_with_the_score(engine: Engine) -> None:
+    (one,) = answer(engine, ["cheap fan"], 54, None)
+    matches = orjson.loads(one.matches)
+    relevance = [match["relevance"] for match in matches if match["source"] == "index"]
+    assert relevance == sorted(relevance, reverse=True)
+    assert 0 <= relevance[-1] < relevance[0] <= 1
+
+
 def test_an_answer_does_not_depend_on_the_queries_beside_it(engine: Engine) -> None:
     queries = [f"{word} {text}" for word in ("buy", "the best and") for text in ("steel office chair", "fan")]
     together = answer(engine, [*queries, "花园软管 " * 20], 10, None)

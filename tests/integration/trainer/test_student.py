@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from bidmatch.base.errors import BidmatchError, ConfigError
 from bidmatch.commands.distill import command
+from bidmatch.commands.eval import command as evaluate
 from export.build import ExportOptions, build_bundle
 from export.bundle.encoder import QueryEncoder
 from export.bundle.read import open_bundle
@@ -110,6 +111,14 @@ def test_its_bundle_has_the_teachers_phrase_vectors(teacher: Path, student: Path
             mine.vectors[:, :8],
             atol=1e-5,
         )
+
+
+def test_eval_measures_it_against_the_teachers_labels(student: Path):
+    done = CliRunner().invoke(evaluate, ["--checkpoint", str(student), "--json"], catch_exceptions=False)
+    found = json.loads(done.stdout)["views"]
+    expected = json.loads((student / "report.json").read_bytes())["test"]["metrics"]
+    for view, figures in expected.items():
+        assert {name: found[view]["metrics"][name] for name in figures} == pytest.approx(figures, nan_ok=True)
 
 
 def test_equal_settings_give_an_equal_student(teacher: Path, student: Path, tmp_path: Path):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from export.blend import GRID, choose_weight, worth
+from export.blend import GRID, blend, choose_weight, worth
+from export.vectors import LabelVectors
 
 
 def truth_of(labels: list[list[int]], count: int) -> sp.csr_matrix:
@@ -57,3 +58,12 @@ def test_a_gain_that_some_queries_pay_for_is_noise():
     found = choose_weight(ranking, truth)
     assert found.encoder == 1.0
     assert "within its standard error" in found.reason
+
+
+@pytest.mark.parametrize("encoder_dim", [0, 4])
+def test_a_model_of_one_head_has_no_halves_to_weigh(encoder_dim: int):
+    labels = LabelVectors(np.ones((3, 4), np.float32), None)
+    found, record = blend(labels, encoder_dim, None, None, 1.4)
+    assert record is None
+    assert found is labels
+    assert (labels.narrow == 1).all()

@@ -38,6 +38,8 @@ def test_what_is_taken(requests: MatchRequests, body: str, wanted: tuple) -> Non
 @pytest.mark.parametrize(
     ("body", "where", "reason"),
     [
+        ('{"query": "a", "min_relevance": 1.1}', "body.min_relevance", "less than or equal to 1"),
+        ('{"query": "a", "min_relevance": "0.5"}', "body.min_relevance", "valid number"),
         ('{"query": " "}', "body.query", "empty or only white space"),
         ('{"query": "123456789"}', "body.query", "at most 8"),
         ('{"queries": ["a", "123456789"]}', "body.queries.1", "at most 8"),
@@ -75,6 +77,8 @@ def test_the_schema_says_what_the_check_does(requests: MatchRequests) -> None:
         {"query": "a", "queries": ["a"]}, {"queries": []}, {"queries": [""]}, {"queries": ["a"] * 4},
         {"query": "a", "k": 0}, {"query": "a", "k": 20}, {"query": "a", "k": 21}, {"query": "a", "k": 2.0},
         {"query": "a", "k": 2.5}, {"query": "a", "k": True}, {"query": "a", "k": None},
+        {"query": "a", "min_relevance": 0.5}, {"query": "a", "min_relevance": -1},
+        {"query": "a", "min_relevance": 1}, {"query": "a", "min_relevance": None},
         {"query": "a", "min_score": None}, {"query": "a", "min_score": 3}, {"query": "a", "min_score": False},
         {"query": "a", "more": 1}, [], "a", None,
     ):  # fmt: skip

@@ -119,8 +119,11 @@ def test_all_output_formats_hold_the_same(small_bundle: Path, log: Path, tmp_pat
     assert [_typed(orjson.loads(line)) for line in outputs["jsonl"].read_bytes().splitlines()] == expected
 
 
+FLOATS = ("score", "encoder", "classifier", "relevance")
+
+
 def _typed(row: dict[str, str]) -> dict[str, object]:
-    floats = {name: float(np.float32(row[name])) for name in ("score", "encoder", "classifier")}
+    floats = {name: float(np.float32(row[name])) for name in FLOATS}
     return row | {name: int(row[name]) for name in ("count", "rank")} | floats
 
 

@@ -21,6 +21,7 @@ def plan_of(path: Path, **changes: object) -> Plan:
         "k": 10,
         "min_score": None,
         "ef": None,
+        "min_relevance": None,
         "rescore": None,
         "candidates": None,
         "output_kind": "csv",
