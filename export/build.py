@@ -69,7 +69,8 @@ class ExportOptions(BaseModel):
         rescore: whether a run with wide heads gives a bundle that re-scores with them.
         half_weight: w_D of the score w_D cos_D + (2 - w_D) cos_C, of narrow and wide vectors alike; None to
             choose on the validation queries.
-        candidates: phrases that are re-scored for a query; None to choose on the validation queries.
+        candidates: phrases that are re-scored for a query, or its k where that is more; None to choose on the
+            validation queries.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -138,7 +139,7 @@ def build_bundle(
             source.validation.take(sample_of(len(source.validation), len(encoders.labels.narrow))),
             encoders.chosen,
             encoders.labels,
-            max(CALIBRATED, encoders.candidates.count),
+            encoders.candidates.depth(CALIBRATED),
             tuned.index,
             threads,
         )
@@ -230,7 +231,7 @@ def _make_encoders(folder: Path, source: ExportSource, options: ExportOptions, t
             ("fp32", [], fp32, exact),
             ("int8", operators, int8, small),
         ]
-        candidates = choose(entries, sample, labels, rescored.count, options.quality_bound)
+        candidates = choose(entries, sample, labels, rescored.depth(10), options.quality_bound)
         chosen = small if candidates[1].chosen else exact
         if not candidates[1].chosen:
             int8.unlink()

@@ -16,7 +16,8 @@ from export.hnsw import search
 from export.rescoring import Candidates, by_wide_score, make_record
 from export.source import ExportSource
 from export.vectors import LabelVectors
-from trainer.metrics import evaluate_ranking, propensities
+from trainer.data.dataset import Interactions
+from trainer.metrics import evaluate_ranking, most_filtered, propensities, without_filtered
 
 _PHRASE_QUERIES = 1_000
 # Scores computed exactly for a choice: 1,000 queries over ten million phrases.
@@ -61,37 +62,61 @@ def measure(
     texts, _ = texts_of(source)
     rows = sample_of(len(texts), len(labels.narrow))
     queries = encoder.encode([texts[row] for row in rows])
-    k = min(100, len(labels.narrow))
-    found = search(index, labels.narrow, queries.narrow, max(k, candidates.count), threads)
-    rankings = {"index": found[:, :k], "served": found[:, :k]}
-    if labels.wide is not None:  # all that a request for k re-scores
-        rankings["served"] = by_wide_score(labels.wide, queries.wide, found)[0][:, :k]
+
+    def found(k: int) -> np.ndarray:
+        depth = min(candidates.depth(k), len(labels.narrow))
+        return search(index, labels.narrow, queries.narrow, depth, threads)
+
+    def answered(k: int) -> np.ndarray:
+        nearest = found(k)
+        return nearest if labels.wide is None else by_wide_score(labels.wide, queries.wide, nearest)[0]
+
     a, b = source.propensity
     figures: dict[str, dict[str, float]] = {"exact": {}, "index": {}, "served": {}}
+    judged = None
     if len(source.validation):
-        exact = exact_search(queries.narrow, labels.narrow, k, "exact search for the quality figures")[0]
-        figures = _figures(source, rows, {"exact": exact, **rankings})
+        asked = source.validation.take(rows)
+        more = most_filtered(asked.filtered)
+        exact = exact_search(
+            queries.narrow, labels.narrow, 100 + more, "exact search for the quality figures"
+        )
+        rankings = {"exact": exact[0], "index": found(100 + more), "served": answered(100 + more)}
+        figures = _figures(source, asked, rankings)
+        top = without_filtered(answered(10 + more), asked.filtered, 10)
+        judged = (
+            figures["index"],
+            {**figures["served"], **evaluate_ranking(top, asked.clicks, (1, 5), (10,))},
+        )
     quality = Quality(
         queries=len(rows) if len(source.validation) else 0, propensity={"A": a, "B": b}, **figures
     )
     if labels.wide is None:
         return quality, None
-    return quality, make_record(folder, labels.wide, queries.wide, found, candidates, quality)
+    record = make_record(
+        folder,
+        labels.wide,
+        queries.wide,
+        found(1)[:, : candidates.count],
+        candidates,
+        judged,
+        quality.queries,
+    )
+    return quality, record
 
 
 def _figures(
-    source: ExportSource, rows: np.ndarray, rankings: dict[str, np.ndarray]
+    source: ExportSource, asked: Interactions, rankings: dict[str, np.ndarray]
 ) -> dict[str, dict[str, float]]:
-    """Metrics of rankings of the validation queries `rows`, said aloud."""
+    """Metrics of the rankings of validation queries, said aloud."""
     # As in the run's report and in eval: frequencies count the validation queries, too.
     counts = source.train_clicks + np.bincount(
         source.validation.clicks.indices, minlength=len(source.train_clicks)
     )
     weights = propensities(counts, source.train_queries + len(source.validation), *source.propensity)
-    truth = source.validation.take(rows).clicks
     figures = {}
     for name, ranking in rankings.items():
-        found = evaluate_ranking(ranking, truth, propensity=weights)
+        ranking = without_filtered(ranking, asked.filtered, 100)
+        found = evaluate_ranking(ranking, asked.clicks, propensity=weights)
         figures[name] = {key: round(float(value), 4) for key, value in found.items() if math.isfinite(value)}
         shown = ("P@1", "P@5", "PSP@5", "recall@10")
         say(

@@ -141,7 +141,7 @@ def processor() -> str:
 
 
 def measure_quality(
-    queries: QueryVectors, labels: LabelVectors, truth: sp.csr_matrix, candidates: int
+    queries: QueryVectors, labels: LabelVectors, truth: sp.csr_matrix, depth: int
 ) -> dict[str, float]:
     """P@1, P@5 and recall@10 in percent of what is served, but by exact search.
 
@@ -149,9 +149,9 @@ def measure_quality(
         queries: of n texts.
         labels: of L phrases.
         truth: (n, L).
-        candidates: phrases that are re-scored, where the bundle does that.
+        depth: phrases searched for and, where the bundle does that, re-scored, at least 10.
     """
-    rows = served_exactly(queries, labels, max(10, candidates), "exact search")
+    rows = served_exactly(queries, labels, depth, "exact search")
     found = evaluate_ranking(rows, truth, ks=(1, 5), recall_ks=(10,))
     return {name: round(float(found[name]), 4) for name in JUDGED}
 
@@ -185,7 +185,7 @@ def choose(
     candidates: Sequence[tuple[Precision, list[str], Path, TextEncoder]],
     validation: Interactions,
     labels: LabelVectors,
-    rescored: int,
+    depth: int,
     bound: float,
 ) -> list[Candidate]:
     """Measure the fp32 and the quantised encoder on held-out queries and choose between them, aloud.
@@ -195,14 +195,14 @@ def choose(
         validation: queries and their labels, at least one; encoded in batches of 256 as in offline scoring,
             where one scale serves the most texts and so is coarsest.
         labels: label vectors, made with fp32.
-        rescored: phrases that are re-scored, where the bundle does that.
+        depth: phrases searched for and, where the bundle does that, re-scored, at least 10.
         bound: points that may be lost.
     """
     texts = validation.queries.to_pylist()
     timed = texts[:_TIMED_QUERIES]
     records: list[Candidate] = []
     for precision, operators, file, encoder in candidates:
-        quality = measure_quality(encoder.encode(texts), labels, validation.clicks, rescored)
+        quality = measure_quality(encoder.encode(texts), labels, validation.clicks, depth)
         base = records[0].quality if records else quality
         records.append(
             Candidate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import scipy.sparse as sp
 
 from bidmatch.base.console import say
 from export.bundle.encoder import QueryVectors, TextEncoder
-from export.bundle.format import WIDE_FILES, Metrics, Quality, RescorePoint, RescoreRecord
+from export.bundle.format import WIDE_FILES, Metrics, RescorePoint, RescoreRecord, depth_of
 from export.bundle.read import WideVectors
 from export.bundle.rescore import Rescorer
 from export.exact import exact_search
@@ -20,8 +21,9 @@ from export.vectors import LabelVectors
 from trainer.data.dataset import Interactions
 from trainer.metrics import evaluate_ranking
 
-JUDGED = ("P@1", "P@5", "recall@10", "recall@100")
-# With as many, an answer of 10 phrases is the head of an answer of 100, as it is without re-scoring.
+_OF_TEN = ("P@1", "P@5", "recall@10")
+_OF_HUNDRED = "recall@100"
+JUDGED = (*_OF_TEN, _OF_HUNDRED)
 LEAST_CANDIDATES = 100
 TRIED = (20, 50, 100, 200, 400)
 # Points; less than these figures' standard error on 2,000 queries, which is about one.
@@ -31,17 +33,23 @@ _TIMED_QUERIES = 500
 
 @dataclass(frozen=True)
 class Candidates:
-    """How many phrases are re-scored for a query.
+    """How many phrases are re-scored for a query, see RescoreRecord.
 
     Attributes:
-        count: that many; 0 where there is no re-scoring.
+        count: least number; 0 where there is no re-scoring.
+        per_match: number for each of the k asked for.
         curve: the numbers that were tried.
-        reason: why this one.
+        reason: why these.
     """
 
     count: int = 0
+    per_match: int = 1
     curve: tuple[RescorePoint, ...] = ()
     reason: str = ""
+
+    def depth(self, k: int) -> int:
+        """Phrases that are searched for when k are asked for."""
+        return depth_of(k, self.count, self.per_match)
 
 
 def by_wide_score(wide: WideVectors, queries: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -129,26 +137,33 @@ def judged(metrics: Metrics) -> Metrics:
     return {name: round(float(metrics[name]), 4) for name in JUDGED}
 
 
-def choose_candidates(points: Sequence[RescorePoint]) -> tuple[int, str]:
-    """The least number of candidates, at least 100, that is near the best in every figure, and why.
+def choose_candidates(points: Sequence[RescorePoint]) -> Candidates:
+    """The least numbers of candidates, from 100 up, that do about as well as more.
 
-    Where none is, the one that is behind the best by least.
+    P@1, P@5 and recall@10 decide on the number for every query; recall@100 on the number for each of the k
+    asked for. Each must be within half a point of the best that was tried.
 
     Args:
         points: see `try_candidates`, at least one; by rising number of candidates.
     """
     enough = [point for point in points if point.candidates >= LEAST_CANDIDATES] or [points[-1]]
-    best = {name: max(point.quality[name] for point in enough) for name in JUDGED}
-    behind = [max((best[name] - point.quality[name], name) for name in JUDGED) for point in enough]
+    ten, why_ten = _least(enough, _OF_TEN)
+    hundred, why_hundred = _least(enough, (_OF_HUNDRED,))
+    per_match = max(1, math.ceil(hundred / 100))
+    reason = f"{ten} candidates: {why_ten}; {per_match} for each match asked for: {why_hundred}"
+    return Candidates(ten, per_match, tuple(points), reason)
+
+
+def _least(points: Sequence[RescorePoint], names: Sequence[str]) -> tuple[int, str]:
+    """The least number of candidates near the best in all these figures, or the nearest to it, and why."""
+    best = {name: max(point.quality[name] for point in points) for name in names}
+    behind = [max((best[name] - point.quality[name], name) for name in names) for point in points]
     near = [place for place, (points_lost, _) in enumerate(behind) if points_lost <= TOLERANCE]
     place = near[0] if near else behind.index(min(behind))
-    what = f"the least within {TOLERANCE:g} points" if near else "the nearest"
+    what = f"the least within {TOLERANCE:g} points of" if near else "the nearest to"
     points_lost, worst = behind[place]
-    reason = (
-        f"{what} of the best in each of {', '.join(JUDGED)} of those tried from {LEAST_CANDIDATES} up; "
-        f"{points_lost:.2f} behind in {worst}"
-    )
-    return enough[place].candidates, reason
+    count = points[place].candidates
+    return count, f"{count} are {what} the best in {', '.join(names)}, {points_lost:.2f} behind in {worst}"
 
 
 def candidates_for(
@@ -161,12 +176,11 @@ def candidates_for(
     if not len(validation):
         usual = min(LEAST_CANDIDATES, len(labels.narrow))
         reason = "there are no validation queries to choose on" if given is None else "as asked for"
-        return Candidates(given or usual, (), reason)
+        return Candidates(given or usual, 1, (), reason)
     tried = TRIED if given is None else (*TRIED, given)
     queries = encoder.encode(validation.queries.to_pylist())
     curve = try_candidates(queries, labels, validation.clicks, tried)
-    count, reason = choose_candidates(curve) if given is None else (given, "as asked for")
-    return Candidates(count, tuple(curve), reason)
+    return choose_candidates(curve) if given is None else Candidates(given, 1, tuple(curve), "as asked for")
 
 
 def make_record(
@@ -175,7 +189,8 @@ def make_record(
     queries: np.ndarray,
     rows: np.ndarray,
     candidates: Candidates,
-    quality: Quality,
+    figures: tuple[Metrics, Metrics] | None,
+    judged_on: int,
 ) -> RescoreRecord:
     """What the manifest says of re-scoring, said aloud, too.
 
@@ -183,19 +198,21 @@ def make_record(
         folder: with the wide files in it.
         wide: the phrases' vectors.
         queries: float32 (n, wide_dim) to measure the time with, n >= 1.
-        rows: int64 (n, c), what the index found for them, at least as many as there are candidates.
+        rows: int64 (n, candidates.count), what the index found for them.
         candidates: how many, and why.
-        quality: of the bundle, with the index's ranking and the re-scored one.
+        figures: those by which it is judged, by the narrow vectors and after re-scoring, both through the
+            index; None where they were not measured.
+        judged_on: queries behind them.
     """
-    narrow, rescored = (judged(figures) if figures else {} for figures in (quality.index, quality.served))
-    rows = rows[:, : candidates.count]
+    narrow, rescored = ({}, {}) if figures is None else map(judged, figures)
     record = RescoreRecord(
         dim=wide.rows.shape[1],
         encoder_dim=wide.encoder_dim,
         candidates=candidates.count,
+        per_match=candidates.per_match,
         bytes=sum((folder / name).stat().st_size for name in WIDE_FILES),
         microseconds=microseconds(wide, queries, rows),
-        queries=quality.queries,
+        queries=judged_on,
         narrow=narrow,
         rescored=rescored,
         curve=list(candidates.curve),
@@ -203,8 +220,8 @@ def make_record(
     )
     gains = ", ".join(f"{name} {narrow[name]:.2f} -> {rescored[name]:.2f}" for name in narrow)
     say(
-        f"re-scoring {record.candidates} candidates with {record.dim} numbers a phrase in 8 bits "
-        f"({record.reason}): "
+        f"re-scoring {record.candidates} candidates ({record.per_match} a match) with {record.dim} numbers "
+        f"a phrase in 8 bits ({record.reason}): "
         f"{gains or 'not measured'}; {record.microseconds:,.0f} µs a query, {record.bytes / 1e6:,.1f} MB"
     )
     if narrow and all(rescored[name] <= narrow[name] for name in JUDGED):

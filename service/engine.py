@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 from bidmatch.base import text
 from bidmatch.base.errors import ConfigError
 from export.bundle.encoder import QueryEncoder, QueryVectors
+from export.bundle.format import depth_of
 from export.bundle.index import PhraseIndex
 from export.bundle.read import Bundle, open_bundle
 from export.bundle.relevance import Relevance
@@ -35,7 +36,7 @@ class EngineSettings(BaseModel):
         rescore: whether what the index finds is re-scored with the bundle's wide vectors; None: where it has
             some.
         candidates: phrases that are re-scored for a query, or k where that is more; None for the bundle's
-            own number. Counts for nothing where nothing is re-scored.
+            own numbers. Counts for nothing where nothing is re-scored.
     """
 
     encoder_threads: int = Field(1, ge=1)
@@ -111,7 +112,7 @@ class Engine:
 
     Attributes:
         bundle: the bundle: `.manifest`, `.phrases` (Arrow table), `.vectors` (float32 (L, dim)).
-        candidates: phrases that are re-scored for a query, or its k where that is more; 0: nothing is.
+        candidates: least number of phrases that are re-scored for a query; 0: nothing is.
         calibration: from scores to relevance; None where the bundle has none, or has one of re-scored answers
             and nothing is re-scored.
 
@@ -127,7 +128,7 @@ class Engine:
         self._phrases = _one_chunk(bundle.phrases)
         self._keys = PhraseKeys(self._phrases.column("text"))
         self._vectors = np.asarray(bundle.vectors)  # a plain view: indexing np.memmap itself is slow
-        self._rescorer, self.candidates = _rescorer(bundle, settings)
+        self._rescorer, self.candidates, self._per_match = _rescoring(bundle, settings)
         self._weights = narrow_weights(bundle.manifest.blend)
         record = bundle.manifest.calibration
         fits = bundle.wide is None or self._rescorer is not None
@@ -173,12 +174,16 @@ class Engine:
         """The phrases' `id`, `text` and user columns, in the order of `rows` (int64)."""
         return self._phrases.take(pa.array(rows))
 
+    def depth(self, k: int) -> int:
+        """Phrases that the index is searched for when k are asked for; all of them are re-scored, if any."""
+        return min(depth_of(k, self.candidates, self._per_match), len(self))
+
     def match(self, queries: list[str], k: int, min_score: float | None = None) -> Matches:
         """The k best phrases for each query.
 
-        The index is searched with the narrow vectors for k phrases, or the candidates where they are more;
-        where the bundle re-scores, all that it finds and the exact matches get their scores from the wide
-        vectors, and order, `min_score` and what is answered go by these.
+        The index is searched with the narrow vectors. Where the bundle re-scores, it is searched for
+        `depth(k)` phrases; they and the exact matches get their scores from the wide vectors, and order,
+        `min_score` and what is answered go by these.
 
         Phrases equal to the normalised query come first, whatever their score and `min_score`; the rest
         follow by score. A query that normalises to nothing has no matches.
@@ -201,8 +206,7 @@ class Engine:
         tokenised = time.perf_counter()
         vectors = self._encoder.run(ids, mask)
         encoded = time.perf_counter()
-        depth = min(max(k, self.candidates), len(self))
-        found, _ = self._index.search(vectors.narrow, depth, ef=self._settings.ef)
+        found, _ = self._index.search(vectors.narrow, self.depth(k), ef=self._settings.ef)
         same_positions, same_rows = self._keys.find(keys)
         searched = time.perf_counter()
         encoder, classifier = self._scores(vectors, found)
@@ -249,8 +253,8 @@ class Engine:
         )
 
 
-def _rescorer(bundle: Bundle, settings: EngineSettings) -> tuple[Rescorer | None, int]:
-    """What re-scores, and how many candidates; (None, 0) where nothing does."""
+def _rescoring(bundle: Bundle, settings: EngineSettings) -> tuple[Rescorer | None, int, int]:
+    """What re-scores, least number of candidates, and the number a match; (None, 0, 1) where nothing does."""
     record = bundle.manifest.rescore
     if bundle.wide is None or record is None:
         if settings.rescore:
@@ -258,10 +262,12 @@ def _rescorer(bundle: Bundle, settings: EngineSettings) -> tuple[Rescorer | None
                 f"{bundle.path} has no wide vectors to re-score with",
                 hint="Export a run that was trained with wide heads (`--set wide_dim=512`).",
             )
-        return None, 0
+        return None, 0, 1
     if settings.rescore is False:
-        return None, 0
-    return Rescorer(bundle.wide), settings.candidates or record.candidates
+        return None, 0, 1
+    if settings.candidates is not None:
+        return Rescorer(bundle.wide), settings.candidates, 1
+    return Rescorer(bundle.wide), record.candidates, record.per_match
 
 
 def _one_chunk(table: pa.Table) -> pa.Table:

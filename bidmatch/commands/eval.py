@@ -168,7 +168,7 @@ def evaluate_bundle(
 
     engine = Engine.load(bundle, EngineSettings(ef=ef, rescore=rescore, candidates=candidates))
     if engine.candidates:
-        say(f"re-scoring {engine.candidates} candidates with the bundle's wide vectors")
+        say(f"re-scoring {engine.depth(depth)} candidates with the bundle's wide vectors")
     phrases = engine.bundle.phrases
     label_of = rows_in(phrases, dataset.phrases)
     counts, n_train = query_counts(dataset.train), len(dataset.train)
@@ -199,7 +199,7 @@ def evaluate_bundle(
         "encoder": manifest.encoder.precision,
         "dim": manifest.dim,
         "ef": ef or manifest.index.ef,
-        "candidates": engine.candidates,
+        "candidates": engine.depth(depth) if engine.candidates else 0,
         "wide_dim": manifest.rescore.dim if engine.candidates and manifest.rescore else 0,
         "depth": depth,
         "data": [str(path) for path in data],

@@ -172,8 +172,8 @@ def _rescoring(manifest: Manifest) -> list[Table]:
         return []
     names = list(record.narrow)
     table = _table(
-        f"Re-scoring: {record.candidates} candidates, {record.dim} numbers a phrase in 8 bits "
-        f"({record.encoder_dim} encoder, {record.dim - record.encoder_dim} classifier), "
+        f"Re-scoring: {record.candidates} candidates ({record.per_match} a match), {record.dim} numbers "
+        f"a phrase in 8 bits ({record.encoder_dim} encoder, {record.dim - record.encoder_dim} classifier), "
         f"{record.bytes / 1e6:,.1f} MB, {record.microseconds:,.0f} µs a query; percent on "
         f"{record.queries:,} validation queries",
         *("", "µs", *names),
@@ -186,7 +186,7 @@ def _rescoring(manifest: Manifest) -> list[Table]:
     row("re-scored *", f"{record.microseconds:,.0f}", record.rescored)
     for point in record.curve:
         row(f"{point.candidates} from exact search", f"{point.microseconds:,.0f}", point.quality)
-    table.caption = f"{record.candidates}: {record.reason}"
+    table.caption = record.reason
     table.caption_justify = "left"
     return [table]
 

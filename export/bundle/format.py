@@ -172,13 +172,18 @@ class IndexRecord(_Record):
     curve: list[CurvePoint]
 
 
+def depth_of(k: int, candidates: int, per_match: int) -> int:
+    """How many phrases are searched for, and re-scored, for a query that asks for k (see RescoreRecord)."""
+    return max(candidates, per_match * k)
+
+
 class RescorePoint(_Record):
     """What re-scoring brings and costs with this many candidates.
 
     Attributes:
         candidates: phrases that exact search by the narrow vectors gives, then ordered by the wide ones.
-        quality: P@1, P@5, recall@10 and recall@100 in percent on the validation queries, by the fp32 encoder.
-            recall@100 is that of a request for 100 phrases, so with at least 100 candidates.
+        quality: P@1, P@5, recall@10 and recall@100 in percent on the validation queries, by the fp32 encoder;
+            recall@100 with at least 100 candidates.
         microseconds: mean time of re-scoring them for one query, one thread.
     """
 
@@ -193,20 +198,22 @@ class RescoreRecord(_Record):
     Attributes:
         dim: width of the wide vectors.
         encoder_dim: how much of it is Φ_D's, from the left; the rest is Φ_C's.
-        candidates: phrases that are re-scored for a query, or its k where that is more.
+        candidates: phrases that are re-scored for a query, unless its k asks for more.
+        per_match: phrases that are re-scored for each of the k asked for, where that makes more.
         bytes: size of `wide.npy` and `wide_scales.npy` together.
         microseconds: mean time of re-scoring that many for one query, one thread.
         queries: validation queries that quality was measured on; 0 where the run kept none.
-        narrow: P@1, P@5, recall@10 and recall@100 in percent by the narrow vectors, through the index, with
-            the encoder that serves.
+        narrow: P@1, P@5, recall@10 (of requests for 10) and recall@100 (of requests for 100) in percent by
+            the narrow vectors, through the index, with the encoder that serves.
         rescored: the same after re-scoring.
         curve: every number of candidates tried.
-        reason: why this number was chosen.
+        reason: why these two numbers were chosen.
     """
 
     dim: Annotated[int, Field(ge=1)]
     encoder_dim: Count
     candidates: Annotated[int, Field(ge=1)]
+    per_match: Annotated[int, Field(ge=1)]
     bytes: Count
     microseconds: float
     queries: Count
@@ -214,6 +221,10 @@ class RescoreRecord(_Record):
     rescored: Metrics
     curve: list[RescorePoint]
     reason: str
+
+    def depth(self, k: int) -> int:
+        """How many phrases are searched for, and re-scored, for a query that asks for k."""
+        return depth_of(k, self.candidates, self.per_match)
 
 
 class SplitInfo(_Record):
@@ -312,8 +323,10 @@ class Manifest(_Record):
 
 def targets_of(index: IndexRecord, rescore: RescoreRecord | None) -> dict[str, float | int]:
     """What `bundle_id` takes beside the files."""
-    candidates = {} if rescore is None else {"candidates": rescore.candidates}
-    return {"target_recall": index.target_recall, "k": index.k, **candidates}
+    targets: dict[str, float | int] = {"target_recall": index.target_recall, "k": index.k}
+    if rescore is not None:
+        targets |= {"candidates": rescore.candidates, "per_match": rescore.per_match}
+    return targets
 
 
 def bundle_id(files: dict[str, str], targets: dict[str, float | int]) -> str:
@@ -324,7 +337,7 @@ def bundle_id(files: dict[str, str], targets: dict[str, float | int]) -> str:
 
     Args:
         files: file name -> hex SHA-256.
-        targets: `target_recall` and `k` of the index, `candidates` of re-scoring where there is any.
+        targets: `target_recall` and `k` of the index, `candidates` and `per_match` of re-scoring.
     """
     parts = {name: digest for name, digest in files.items() if name != INDEX}
     text = json.dumps([FORMAT_VERSION, parts, targets], sort_keys=True, separators=(",", ":"))

@@ -36,7 +36,7 @@ class BundleCopy:
         digests = {name: record["sha256"] for name, record in manifest["files"].items()}
         targets = {name: index[name] for name in ("target_recall", "k")}
         if manifest["rescore"] is not None:
-            targets["candidates"] = manifest["rescore"]["candidates"]
+            targets |= {name: manifest["rescore"][name] for name in ("candidates", "per_match")}
         manifest["bundle_id"] = bundle_id(digests, targets)
         change(manifest)
         if "checksum" in manifest:

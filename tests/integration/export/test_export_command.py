@@ -94,7 +94,7 @@ def test_a_run_with_wide_heads_becomes_a_bundle_that_re_scores(small_wide_run, t
     assert (record["dim"], record["encoder_dim"], record["candidates"]) == (48, 24, 48)
     assert record["queries"] > 20
     assert record["rescored"]["recall@10"] > 50
-    assert "re-scoring 48 candidates with 48 numbers a phrase in 8 bits" in done.stderr
+    assert "re-scoring 48 candidates (1 a match) with 48 numbers a phrase in 8 bits" in done.stderr
     shown = bidmatch("inspect", tmp_path / "wide")
     assert "Re-scoring: 48 candidates" in shown.stdout
     assert "from exact search" in shown.stdout

@@ -68,7 +68,7 @@ def test_they_outlive_the_bundles_files(small_wide_bundle):
 
 def test_the_manifest_says_what_re_scoring_costs_and_brings(small_wide_bundle, bundle):
     record = bundle.manifest.rescore
-    assert (record.dim, record.encoder_dim, record.candidates) == (96, 48, 20)
+    assert (record.dim, record.encoder_dim, record.candidates, record.per_match) == (96, 48, 20, 1)
     assert record.bytes == sum((small_wide_bundle / name).stat().st_size for name in WIDE_FILES)
     assert record.microseconds > 0
     assert record.queries == 54
@@ -76,7 +76,7 @@ def test_the_manifest_says_what_re_scoring_costs_and_brings(small_wide_bundle, b
     assert [point.candidates for point in record.curve] == [20, 50, 54]
     for figures in (record.narrow, record.rescored, *(point.quality for point in record.curve)):
         assert set(figures) == set(JUDGED)
-    assert {name: bundle.manifest.quality.served[name] for name in JUDGED} == record.rescored
+    assert bundle.manifest.quality.served["recall@100"] == record.rescored["recall@100"]
     assert {name: bundle.manifest.quality.index[name] for name in JUDGED} == record.narrow
     assert bundle.manifest.index.results == 54
 
@@ -208,6 +208,8 @@ def test_scales_that_are_none(wide_copy):
         (lambda rescore: rescore.update(encoder_dim=-1), "rescore.encoder_dim"),
         (lambda rescore: rescore.update(candidates=0), "rescore.candidates"),
         (lambda rescore: rescore.update(candidates=21), "bundle_id"),
+        (lambda rescore: rescore.update(per_match=2), "bundle_id"),
+        (lambda rescore: rescore.update(per_match=0), "rescore.per_match"),
         (lambda rescore: rescore.pop("curve"), "rescore.curve"),
         (lambda rescore: rescore.update(unknown=1), "rescore.unknown"),
     ],

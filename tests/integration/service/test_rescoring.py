@@ -122,6 +122,23 @@ def test_the_number_of_candidates_can_be_another(small_wide_bundle: Path) -> Non
     assert more.match(["fan"], 5).rows.tolist() == by_brute_force(more, "fan", 5, 54)
 
 
+def test_a_request_for_many_re_scores_as_many_more_as_the_bundle_says(
+    small_wide_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from export.bundle.read import open_bundle
+
+    bundle = open_bundle(small_wide_bundle)
+    record = bundle.manifest.rescore
+    assert record is not None
+    manifest = bundle.manifest.model_copy(update={"rescore": record.model_copy(update={"per_match": 4})})
+    engine = Engine(dataclasses.replace(bundle, manifest=manifest), EngineSettings())
+    assert [engine.depth(k) for k in (1, 5, 6, 10, 54)] == [20, 20, 24, 40, 54]
+    for query in QUERIES:
+        assert engine.match([query], 10).rows.tolist() == by_brute_force(engine, query, 10, 40)
+    overridden = Engine(dataclasses.replace(bundle, manifest=manifest), EngineSettings(candidates=15))
+    assert [overridden.depth(k) for k in (1, 10, 20)] == [15, 15, 20]
+
+
 def test_a_bundle_without_wide_vectors_can_not_re_score(small_bundle: Path) -> None:
     with pytest.raises(ConfigError, match="no wide vectors"):
         Engine.load(small_bundle, EngineSettings(rescore=True))

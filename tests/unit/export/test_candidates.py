@@ -20,23 +20,34 @@ def point(candidates, *figures):
 
 def test_the_least_that_is_near_the_best_in_every_figure():
     points = [point(50, 49, 18, 84, 94), point(100, 49, 18, 84, 94), point(200, 49.4, 18, 84, 94.3)]
-    assert choose_candidates(points)[0] == 100
-    behind_in_one = [point(100, 49, 18, 84, 94), point(200, 49, 18, 84, 95), point(400, 49, 18, 84, 95.2)]
-    count, reason = choose_candidates(behind_in_one)
-    assert count == 200
-    assert "0.20 behind in recall@100" in reason
+    assert choose_candidates(points).count == 100
+    behind_in_one = [point(100, 49, 18, 84, 94), point(200, 49, 18.6, 84, 94), point(400, 49, 18.8, 84, 94)]
+    found = choose_candidates(behind_in_one)
+    assert found.count == 200
+    assert found.curve == tuple(behind_in_one)
+    assert "0.20 behind in P@5" in found.reason
+
+
+def test_recall_at_100_decides_on_how_many_there_are_for_each_match_asked_for():
+    points = [point(100, 49, 18, 84, 94), point(200, 49, 18, 84, 95), point(400, 49, 18, 84, 95.2)]
+    found = choose_candidates(points)
+    assert (found.count, found.per_match) == (100, 2)
+    assert "0.20 behind in recall@100" in found.reason
+    assert [found.depth(k) for k in (1, 10, 50, 100, 1000)] == [100, 100, 100, 200, 2000]
+    few = choose_candidates([point(20, 49, 18, 84, 94), point(54, 49, 18, 84, 94)])
+    assert (few.count, few.per_match) == (54, 1)
 
 
 def test_never_less_than_100_unless_there_are_fewer_phrases():
-    assert choose_candidates([point(20, 90, 90, 90, 90), point(100, 50, 50, 50, 50)])[0] == 100
-    assert choose_candidates([point(20, 50, 50, 50, 50), point(54, 50, 50, 50, 50)])[0] == 54
+    assert choose_candidates([point(20, 90, 90, 90, 90), point(100, 50, 50, 50, 50)]).count == 100
+    assert choose_candidates([point(20, 50, 50, 50, 50), point(54, 50, 50, 50, 50)]).count == 54
 
 
 def test_where_none_is_near_the_best_in_all_the_nearest_is_taken():
-    points = [point(100, 52, 18, 84, 90), point(200, 51, 18, 84, 94), point(400, 48, 18, 84, 96)]
-    count, reason = choose_candidates(points)
-    assert count == 200
-    assert "the nearest" in reason
+    points = [point(100, 52, 18, 80, 90), point(200, 51, 18, 84, 90), point(400, 48, 18, 85, 90)]
+    found = choose_candidates(points)
+    assert found.count == 200
+    assert "the nearest" in found.reason
 
 
 @pytest.fixture(scope="module")
