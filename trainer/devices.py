@@ -64,7 +64,7 @@ def choose_device(config: TrainConfig, workers: Workers | None = None) -> Device
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=name == "cuda")
     # It would fill every new tensor, a twentieth of a step's time; none is read before it is written.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if config.precision == "auto":
         # The bag is one gather and small matrices, the frozen transformer beside it is cached: casting would
         # cost more than it saves.

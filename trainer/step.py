@@ -247,13 +247,15 @@ def train_step(training: Training, rows: np.ndarray) -> dict[str, float]:
     """
     config, state, workers = training.config, training.state, training.workers
     rng = stream(config.seed, STEP_STREAM, state.epoch, state.step)
-    seeds = [int(seed) for seed in rng.integers(2**62, size=2)]
+    seeds = [int(seed) for seed in rng.integers(2**62, size=3)]
     pools = sample_pools(training, rows, rng)
     with_classifier = bool(training.classifiers)
     queries = Vectors(training, training.queries, rows, seeds[0], classifier=with_classifier)
     labels = None
     if config.heads != "classifier":
         labels = Vectors(training, training.labels, pools.encoder.labels, seeds[1], classifier=False)
+    # Losses may draw, too: the same numbers, however the batch was cut up for encoding.
+    torch.manual_seed(seeds[2])
     losses = batch_loss(training, queries.pairs, labels.pairs if labels else None, pools)
     for optimiser in training.optimisers:
         optimiser.zero_grad(set_to_none=True)

@@ -123,7 +123,7 @@ def loss_of(training: Training) -> float:
     """The loss of the very step that `gradients` takes, dropout masks included."""
     rows = np.arange(training.targets.shape[0])
     rng = stream(training.config.seed, STEP_STREAM, 0, 0)
-    seeds = [int(seed) for seed in rng.integers(2**62, size=2)]
+    seeds = [int(seed) for seed in rng.integers(2**62, size=3)]
     pools = sample_pools(training, rows, rng)
     with torch.no_grad():
         queries = Vectors(training, training.queries, rows, seeds[0], classifier=True)
