@@ -46,10 +46,12 @@ def embed(
     label: str,
     *,
     wide: bool = False,
+    classifier: bool = True,
     bf16: bool = False,
+    keep_on: torch.device | None = None,
     workers: Workers | None = None,
 ) -> list[HeadVectors]:
-    """Φ_D (unit length) and Φ_C (not normalised) of all texts, float32 (N, d) and (N, c), on the device.
+    """Φ_D (unit length) and Φ_C (not normalised) of all texts, float32 (N, d) and (N, c).
 
     Batches hold texts of like length and a bounded number of tokens. Several processes take turns at them,
     and each ends with all vectors.
@@ -60,14 +62,17 @@ def embed(
         device: of the model.
         label: what progress is reported under.
         wide: the vectors of each pair of heads there is, not of the narrow pair alone.
+        classifier: make Φ_C, too; else c is 0.
         bf16: encode under bf16 autocast: good enough to find neighbours with, not for figures.
+        keep_on: where the vectors end; by default on the model's device.
         workers: the processes that share the work.
     """
     workers = workers or Workers()
     lengths = source.tokens.lengths
-    widths = model.widths if wide else model.widths[:1]
+    keep_on = keep_on or device
+    widths = [(d, c if classifier else 0) for d, c in (model.widths if wide else model.widths[:1])]
     found = [
-        HeadVectors(*(torch.zeros(len(lengths), width, device=device) for width in pair)) for pair in widths
+        HeadVectors(*(torch.zeros(len(lengths), width, device=keep_on) for width in pair)) for pair in widths
     ]
     with (
         evaluating(model),
@@ -76,10 +81,11 @@ def embed(
     ):
         for number, rows in enumerate(length_blocks(lengths)):
             if number % workers.count == workers.rank:
-                at = torch.from_numpy(rows).to(device)
-                for into, pair in zip(found, model.encode(source.batch(rows, device)), strict=False):
+                at = torch.from_numpy(rows).to(keep_on)
+                made = model.encode(source.batch(rows, device), classifier=classifier)
+                for into, pair in zip(found, made, strict=False):
                     for part, vectors in zip(into, pair, strict=True):
-                        part[at] = vectors.float()
+                        part[at] = vectors.float().to(keep_on)
             # Others' blocks, too: they take about as long.
             step.advance(len(rows))
     for pair in found:

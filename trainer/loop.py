@@ -125,10 +125,11 @@ def start_table(training: Training) -> None:
         training.device.device,
         "starting Ψ from label texts",
         wide=True,
+        keep_on=training.table_device,
         workers=training.workers,
     )
     for level, vectors in enumerate(pairs):
-        classifier_at(training.classifiers, level).start_from(vectors.phi_c.to(training.table_device))
+        classifier_at(training.classifiers, level).start_from(vectors.phi_c)
 
 
 def resume(training: Training) -> bool:
@@ -151,11 +152,16 @@ def resume(training: Training) -> bool:
 
 def _refresh(training: Training) -> None:
     config, device = training.config, training.device.device
+    # HNSW searches in host memory; so many labels may not even fit the GPU's.
+    exact = training.targets.shape[1] <= config.batch.exact_mining_up_to
+    place = device if exact else torch.device("cpu")
     vectors = partial(
         embed,
         training.model,
         device=device,
+        classifier=config.heads == "classifier",
         bf16=training.device.bf16,
+        keep_on=place,
         workers=training.workers,
     )
     (queries,) = vectors(training.queries, label="encoding queries")
@@ -170,7 +176,7 @@ def _refresh(training: Training) -> None:
         no_negatives = sp.csr_matrix(no_negatives + training.filtered)
     training.plan = make_plan(
         query_vectors,
-        label_vectors.to(device),
+        label_vectors.to(place),
         no_negatives,
         config.batch,
         config.seed,

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -382,10 +383,9 @@ def _train(
     propensity = propensities(counts, known.shape[0], config.propensity_a, config.propensity_b)
 
     def measure(name: str) -> dict[str, Any]:
-        labels, queries = (
-            embed(model, sources[texts], device.device, f"encoding {what}", wide=True, workers=workers)
-            for texts, what in (("phrases", "labels"), (name, f"{name} queries"))
-        )
+        encode = partial(embed, model, device=device.device, wide=True, workers=workers)
+        labels = encode(sources["phrases"], label="encoding labels", classifier=False)
+        queries = encode(sources[name], label=f"encoding {name} queries")
         found = shared_rankings(queries, labels, tables_of(classifiers), workers, parts[name].filtered)
         truth = parts[name].clicks
         if not workers.first_of_all:
