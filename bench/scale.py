@@ -282,7 +282,7 @@ def time_passes(training: Training, scale: Scale) -> tuple[dict[str, float], dic
         index = build_index(numbers, threads)
         built = time.perf_counter() - started
         started = time.perf_counter()
-        approximate_top_k(index, few.cpu().numpy(), numbers, count, threads)
+        approximate_top_k(index, few, numbers, count, threads)
         further["mining_hnsw"] = built + (time.perf_counter() - started) * scale.queries / len(few)
     return passes, further
 
@@ -357,8 +357,8 @@ def measure(scale: Scale, config: TrainConfig, log: Log, workers: Workers) -> di
 
 
 @click.command()
-@click.option("--labels", default=1_300_000, show_default=True, type=click.IntRange(min=10_000))
-@click.option("--queries", default=QUERIES, show_default=True, type=click.IntRange(min=2_000))
+@click.option("--labels", default=1_300_000, show_default=True, type=click.IntRange(min=1_000))
+@click.option("--queries", default=QUERIES, show_default=True, type=click.IntRange(min=1_000))
 @click.option("--encoder", default="minilm", show_default=True, type=click.Choice([*SHAPES, "bag"]))
 @click.option("--batch", default=1098, show_default=True, help="Queries a batch.")
 @click.option("--pool", default=3000, show_default=True, help="Labels of a batch's pool, about.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from collections.abc import Callable
+from functools import partial
 
 import hnswlib
 import numpy as np
@@ -14,16 +15,13 @@ from bidmatch.base.console import progress
 from trainer.distributed import Workers
 from trainer.sampling import pairs_of
 
-_SCORES_AT_ONCE = 16_000_000
+# A GPU is kept waiting by small blocks; its memory holds a gigabyte of scores.
+_SCORES_AT_ONCE = {"cpu": 16_000_000, "cuda": 256_000_000}
 _QUERIES_AT_ONCE = 65_536
 
 
 def exact_top_k(
-    queries: torch.Tensor,
-    labels: torch.Tensor,
-    k: int,
-    label: str = "",
-    excluded: sp.csr_matrix | None = None,
+    queries: torch.Tensor, labels: torch.Tensor, k: int, excluded: sp.csr_matrix | None = None
 ) -> np.ndarray:
     """The k labels of largest inner product with each query, best first.
 
@@ -31,27 +29,23 @@ def exact_top_k(
         queries: float (n, d).
         labels: float (L, d), on the same device.
         k: at most L are returned.
-        label: what the progress line is called; empty for none.
         excluded: CSR (n, L), the pairs that are not to be found; None for none.
 
     Returns:
         int64 (n, min(k, L)), -1 where only excluded labels are left.
     """
     k = min(k, len(labels))
-    block = max(1, _SCORES_AT_ONCE // max(1, len(labels)))
+    block = max(1, _SCORES_AT_ONCE[queries.device.type] // max(1, len(labels)))
     found = np.empty((len(queries), k), dtype=np.int64)
-    with progress(label, len(queries), "queries") if label else nullcontext() as step:
-        for start in range(0, len(queries), block):
-            scores = queries[start : start + block] @ labels.T
-            if excluded is not None:
-                pairs = excluded[start : start + block].tocoo()
-                row, column = (torch.from_numpy(at.astype(np.int64)) for at in (pairs.row, pairs.col))
-                scores[row.to(scores.device), column.to(scores.device)] = -torch.inf
-            best = torch.topk(scores, k, dim=1)
-            rows = best.indices if excluded is None else best.indices.masked_fill(best.values.isneginf(), -1)
-            found[start : start + block] = rows.cpu().numpy()
-            if step is not None:
-                step.advance(len(scores))
+    for start in range(0, len(queries), block):
+        scores = queries[start : start + block] @ labels.T
+        if excluded is not None:
+            pairs = excluded[start : start + block].tocoo()
+            row, column = (torch.from_numpy(at.astype(np.int64)) for at in (pairs.row, pairs.col))
+            scores[row.to(scores.device), column.to(scores.device)] = -torch.inf
+        best = torch.topk(scores, k, dim=1)
+        rows = best.indices if excluded is None else best.indices.masked_fill(best.values.isneginf(), -1)
+        found[start : start + block] = rows.cpu().numpy()
     return found
 
 
@@ -70,22 +64,16 @@ def build_index(labels: np.ndarray, threads: int) -> hnswlib.Index:
 
 
 def approximate_top_k(
-    index: hnswlib.Index, queries: np.ndarray, labels: np.ndarray, k: int, threads: int
+    index: hnswlib.Index, queries: torch.Tensor, labels: np.ndarray, k: int, threads: int
 ) -> np.ndarray:
     """As `exact_top_k`, by an HNSW index of the labels (ef at least 2k); int64 (n, min(k, L))."""
     k = min(k, len(labels))
     index.set_ef(max(2 * k, 64))
-    found = np.empty((len(queries), k), dtype=np.int64)
-    with progress("mining: searching hard negatives", len(queries), "queries") as step:
-        for start in range(0, len(queries), 50_000):
-            block = queries[start : start + 50_000]
-            try:
-                rows, _ = index.knn_query(block, k=k, num_threads=threads)
-            except RuntimeError:  # a part of the graph that the search cannot reach leaves fewer than k
-                rows = exact_top_k(torch.from_numpy(block), torch.from_numpy(labels), k)
-            found[start : start + 50_000] = rows
-            step.advance(len(rows))
-    return found
+    try:
+        found, _ = index.knn_query(queries.cpu().numpy(), k=k, num_threads=threads)
+    except RuntimeError:  # a part of the graph that the search cannot reach leaves fewer than k
+        return exact_top_k(queries.cpu(), torch.from_numpy(labels), k)
+    return found.astype(np.int64)
 
 
 def without_positives(candidates: np.ndarray, clicks: sp.csr_matrix, keep: int, first: int = 0) -> np.ndarray:
@@ -100,18 +88,16 @@ def without_positives(candidates: np.ndarray, clicks: sp.csr_matrix, keep: int, 
     Returns:
         int32 (n, keep), -1 where too few were left.
     """
-    hard = np.full((len(candidates), keep), -1, dtype=np.int32)
     labels = clicks.shape[1]
-    for begin in range(0, len(candidates), _QUERIES_AT_ONCE):
-        queries = np.arange(begin, min(begin + _QUERIES_AT_ONCE, len(candidates)))
-        part = candidates[queries]
-        owned = np.zeros(part.shape, dtype=bool)
-        own = np.arange(len(part))[:, None] * labels + part
-        for row, flat in pairs_of(clicks, first + queries):
-            owned |= np.isin(own, row * labels + clicks.indices[flat].astype(np.int64))
-        order = np.cumsum(~owned, axis=1) - 1
-        row, column = np.nonzero(~owned & (order < keep))
-        hard[begin + row, order[row, column]] = part[row, column]
+    queries = np.arange(len(candidates))
+    pairs = queries[:, None] * labels + candidates
+    owned = np.zeros(candidates.shape, dtype=bool)
+    for row, flat in pairs_of(clicks, first + queries):
+        owned |= np.isin(pairs, row * labels + clicks.indices[flat].astype(np.int64))
+    order = np.cumsum(~owned, axis=1) - 1
+    row, column = np.nonzero(~owned & (order < keep))
+    hard = np.full((len(candidates), keep), -1, dtype=np.int32)
+    hard[row, order[row, column]] = candidates[row, column]
     return hard
 
 
@@ -143,13 +129,22 @@ def mine_hard_negatives(
     spare = int(np.percentile(np.diff(clicks.indptr), 99)) if clicks.shape[0] else 0
     count = keep + min(spare, 256)
     if len(labels) <= exact_up_to:
-        candidates = exact_top_k(queries[share], labels, count, "mining hard negatives")
+        search: Callable[[torch.Tensor], np.ndarray] = partial(exact_top_k, labels=labels, k=count)
     else:
         threads = threads or os.cpu_count() or 1
         vectors = labels.cpu().numpy()
         # The others wait, so their cores are free; one thread stays one, for a run that must be repeatable.
         many = threads * workers.local_count if threads > 1 else 1
         index = workers.first(lambda: build_index(vectors, many))
-        candidates = approximate_top_k(index, queries[share].cpu().numpy(), vectors, count, threads)
-    own = torch.from_numpy(without_positives(candidates, clicks, keep, share.start))
-    return workers.gather(own, [part.stop - part.start for part in shares]).numpy()
+        search = partial(approximate_top_k, index, labels=vectors, k=count, threads=threads)
+    own = np.empty((share.stop - share.start, keep), dtype=np.int32)
+    with progress("mining hard negatives", len(own), "queries") as step:
+        # Block by block, so that the candidates of few queries are held at a time.
+        for start in range(0, len(own), _QUERIES_AT_ONCE):
+            rows = slice(start, min(start + _QUERIES_AT_ONCE, len(own)))
+            first = share.start + start
+            candidates = search(queries[first : share.start + rows.stop])
+            own[rows] = without_positives(candidates, clicks, keep, first)
+            step.advance(len(candidates))
+    sizes = [part.stop - part.start for part in shares]
+    return workers.gather(torch.from_numpy(own), sizes).numpy()

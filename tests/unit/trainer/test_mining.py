@@ -5,7 +5,14 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from trainer.mining import approximate_top_k, build_index, exact_top_k, mine_hard_negatives, without_positives
+from trainer.mining import (
+    _SCORES_AT_ONCE,
+    approximate_top_k,
+    build_index,
+    exact_top_k,
+    mine_hard_negatives,
+    without_positives,
+)
 
 
 def unit_vectors(n: int, d: int, seed: int) -> torch.Tensor:
@@ -33,7 +40,7 @@ def test_excluded_labels_are_not_found(monkeypatch):
     pairs[3] = True
     pairs = pairs.tocsr()
     order = exact_top_k(queries, labels, 12)
-    monkeypatch.setattr("trainer.mining._SCORES_AT_ONCE", 60)
+    monkeypatch.setitem(_SCORES_AT_ONCE, "cpu", 60)
     found = exact_top_k(queries, labels, 10, excluded=pairs)
     for row in range(20):
         left = [label for label in order[row].tolist() if not pairs[row, label]]
@@ -44,7 +51,7 @@ def test_excluded_labels_are_not_found(monkeypatch):
 def test_exact_in_blocks_equals_exact_at_once(monkeypatch):
     queries, labels = unit_vectors(37, 8, 0), unit_vectors(50, 8, 1)
     whole = exact_top_k(queries, labels, 5)
-    monkeypatch.setattr("trainer.mining._SCORES_AT_ONCE", 200)
+    monkeypatch.setitem(_SCORES_AT_ONCE, "cpu", 200)
     assert np.array_equal(exact_top_k(queries, labels, 5), whole)
 
 
@@ -52,7 +59,7 @@ def test_approximate_finds_nearly_what_exact_finds():
     queries, labels = unit_vectors(200, 16, 0), unit_vectors(3000, 16, 1)
     exact = exact_top_k(queries, labels, 20)
     index = build_index(labels.numpy(), threads=1)
-    near = approximate_top_k(index, queries.numpy(), labels.numpy(), 20, threads=1)
+    near = approximate_top_k(index, queries, labels.numpy(), 20, threads=1)
     assert near.shape == exact.shape
     overlap = np.mean([len(set(a) & set(b)) / 20 for a, b in zip(exact, near, strict=True)])
     assert overlap > 0.9
