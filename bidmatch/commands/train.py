@@ -19,6 +19,7 @@ Examples:
   bidmatch train --data clicks.tsv --out runs/first
   bidmatch train --data clicks.parquet --out runs/wide --set dim=512 --set epochs=20
   bidmatch train --data search_terms.csv --out runs/minilm --preset unidec
+  torchrun --standalone --nproc-per-node 8 -m bidmatch train --data clicks.parquet --out runs/large
 
 The same command again resumes a run that was stopped. PRESET is a shipped name or a YAML file.""",
 )
