@@ -47,8 +47,12 @@ def sample_places(sizes: np.ndarray, count: int, rng: np.random.Generator) -> np
         rng: the source of the sample.
 
     Returns:
-        int64 (n, count), -1 where a row has fewer.
+        int64 (n, at most count), -1 where a row has fewer.
     """
+    # All of a row's places, where that is asked for, cost by their number and not by what was asked.
+    if count >= (longest := int(sizes.max(initial=0))):
+        steps = np.arange(longest)
+        return np.where(steps < sizes[:, None], steps, -1)
     places = np.full((len(sizes), count), -1, dtype=np.int64)
     for turn in range(count):
         last = sizes - count + turn

@@ -111,8 +111,8 @@ def test_a_loaded_run_ranks_as_it_reported(finished):
         return ids, torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in encoded])
 
     with evaluating(trained.model):
-        queries = trained.model.query_vectors(*tokens(trained.test.queries.to_pylist()))
-        phi_d, _ = trained.model(*tokens([key(text) for text in trained.phrases["text"].to_pylist()]))
+        (queries,) = trained.model.query_vectors(*tokens(trained.test.queries.to_pylist()))
+        ((phi_d, _),) = trained.model(*tokens([key(text) for text in trained.phrases["text"].to_pylist()]))
     psi = torch.nn.functional.normalize(torch.from_numpy(trained.table), dim=1)
     scores = queries @ torch.cat([phi_d, psi], dim=1).T
     best = np.array(scores.argmax(1).tolist())
