@@ -6,7 +6,6 @@ import os
 import platform
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import onnxruntime
@@ -16,6 +15,7 @@ from tokenizers import Tokenizer
 from bidmatch import __version__
 from bidmatch.base.console import say
 from bidmatch.base.errors import BidmatchError, ConfigError
+from bidmatch.base.versions import versions_of
 from export.blend import blend
 from export.bundle.encoder import TextEncoder, make_session
 from export.bundle.format import (
@@ -277,11 +277,6 @@ def _make_index(
 
 
 def _versions() -> dict[str, str]:
-    found = {"bidmatch": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    found = {"bidmatch": __version__} | versions_of(_PACKAGES)
     found.setdefault("onnxruntime", onnxruntime.__version__)
     return found

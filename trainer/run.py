@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from bidmatch import __version__
 from bidmatch.base.console import say
 from bidmatch.base.errors import BidmatchError, ConfigError, DamagedError, InputError
 from bidmatch.base.files import atomic_file, remove_partials
+from bidmatch.base.versions import versions_of
 from trainer.checkpoint import (
     checkpoints,
     read_interactions,
@@ -63,13 +62,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hnswlib",
 
 def package_versions() -> dict[str, str]:
     """Versions of bidmatch, Python, and the packages that decide what a run comes to."""
-    versions = {"bidmatch": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions
+    return {"bidmatch": __version__} | versions_of(_PACKAGES)
 
 
 @contextmanager
