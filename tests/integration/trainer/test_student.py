@@ -134,7 +134,7 @@ def test_students_of_a_transformer_come_near_it(train_command, small_settings, t
     settings = {**small_settings, "epochs": 1, "encoder.kind": "transformer"}
     done = train_command(tmp_path / "run", settings).run()
     assert done.returncode == 0, done.stderr
-    options = BAG.model_copy(update={"encoder": "transformer:1", "epochs": 2, "encoder_lr": 1e-3})
+    options = BAG.model_copy(update={"encoder": "transformer:1", "epochs": 5, "encoder_lr": 1e-3})
     distil(tmp_path / "run", options, tmp_path / "student", milliseconds_of)
     mine, theirs = load_run(tmp_path / "student"), load_run(tmp_path / "run")
     assert mine.config.encoder.kind == "transformer"
