@@ -125,6 +125,8 @@ def build_bundle(
     """
     source = _as_asked(source, options)
     check_free(out, overwrite=overwrite)
+    if source.record.not_in_index:
+        say(f"not in the index: {source.record.not_in_index}")
     threads = options.threads or os.cpu_count() or 1
     with new_bundle(out, overwrite=overwrite) as folder:
         write_phrases(folder, source.phrases)

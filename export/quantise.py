@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.numpy_helper
-import scipy.sparse as sp
 from onnx import helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -21,7 +20,7 @@ from export.bundle.format import Candidate, Precision
 from export.rescoring import served_exactly
 from export.vectors import LabelVectors
 from trainer.data.dataset import Interactions
-from trainer.metrics import evaluate_ranking
+from trainer.metrics import evaluate_ranking, most_filtered, without_filtered
 
 JUDGED = ("P@1", "P@5", "recall@10")
 _INT8_INSTRUCTIONS = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "avx2")
@@ -141,18 +140,20 @@ def processor() -> str:
 
 
 def measure_quality(
-    queries: QueryVectors, labels: LabelVectors, truth: sp.csr_matrix, depth: int
+    queries: QueryVectors, labels: LabelVectors, validation: Interactions, depth: int
 ) -> dict[str, float]:
     """P@1, P@5 and recall@10 in percent of what is served, but by exact search.
 
     Args:
         queries: of n texts.
         labels: of L phrases.
-        truth: (n, L).
+        validation: the texts and their labels.
         depth: phrases searched for and, where the bundle does that, re-scored, at least 10.
     """
-    rows = served_exactly(queries, labels, depth, "exact search")
-    found = evaluate_ranking(rows, truth, ks=(1, 5), recall_ks=(10,))
+    more = most_filtered(validation.filtered)
+    rows = served_exactly(queries, labels, depth + more, "exact search")
+    rows = without_filtered(rows, validation.filtered, depth)
+    found = evaluate_ranking(rows, validation.clicks, ks=(1, 5), recall_ks=(10,))
     return {name: round(float(found[name]), 4) for name in JUDGED}
 
 
@@ -202,7 +203,7 @@ def choose(
     timed = texts[:_TIMED_QUERIES]
     records: list[Candidate] = []
     for precision, operators, file, encoder in candidates:
-        quality = measure_quality(encoder.encode(texts), labels, validation.clicks, depth)
+        quality = measure_quality(encoder.encode(texts), labels, validation, depth)
         base = records[0].quality if records else quality
         records.append(
             Candidate(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import scipy.sparse as sp
 
 from bidmatch.base.console import say
 from export.bundle.encoder import QueryVectors, TextEncoder
@@ -19,7 +18,7 @@ from export.bundle.rescore import Rescorer
 from export.exact import exact_search
 from export.vectors import LabelVectors
 from trainer.data.dataset import Interactions
-from trainer.metrics import evaluate_ranking
+from trainer.metrics import evaluate_ranking, most_filtered, without_filtered
 
 _OF_TEN = ("P@1", "P@5", "recall@10")
 _OF_HUNDRED = "recall@100"
@@ -97,31 +96,33 @@ def microseconds(wide: WideVectors, queries: np.ndarray, rows: np.ndarray) -> fl
 
 
 def try_candidates(
-    queries: QueryVectors, labels: LabelVectors, truth: sp.csr_matrix, tried: Sequence[int]
+    queries: QueryVectors, labels: LabelVectors, validation: Interactions, tried: Sequence[int]
 ) -> list[RescorePoint]:
     """Quality and time for each number of candidates, with exact search in the index's place.
 
     Args:
         queries: of n held-out texts.
         labels: of L phrases, with wide vectors.
-        truth: (n, L).
+        validation: the texts and their labels.
         tried: numbers of candidates; those above L are taken as L.
     """
     wide, count = labels.wide, len(labels.narrow)
     if wide is None:
         raise ValueError("there are no wide vectors")
-    most = min(max(*tried, LEAST_CANDIDATES), count)
+    more = most_filtered(validation.filtered)
+    most = min(max(*tried, LEAST_CANDIDATES) + more, count)
     rows, _ = exact_search(queries.narrow, labels.narrow, most, "exact search for candidates")
     encoder, classifier = Rescorer(wide).score(queries.wide, rows)
     scores = encoder + classifier
 
     def ranking(depth: int) -> np.ndarray:
-        return _ordered(rows[:, :depth], scores[:, :depth])[0]
+        ordered = _ordered(rows[:, : depth + more], scores[:, : depth + more])[0]
+        return without_filtered(ordered, validation.filtered, depth)
 
     points = []
     for candidates in sorted({min(number, count) for number in tried}):
-        found = evaluate_ranking(ranking(max(candidates, 10)), truth, ks=(1, 5), recall_ks=(10,))
-        deep = evaluate_ranking(ranking(max(candidates, 100)), truth, ks=(), recall_ks=(100,))
+        found = evaluate_ranking(ranking(max(candidates, 10)), validation.clicks, ks=(1, 5), recall_ks=(10,))
+        deep = evaluate_ranking(ranking(max(candidates, 100)), validation.clicks, ks=(), recall_ks=(100,))
         points.append(
             RescorePoint(
                 candidates=candidates,
@@ -179,7 +180,7 @@ def candidates_for(
         return Candidates(given or usual, 1, (), reason)
     tried = TRIED if given is None else (*TRIED, given)
     queries = encoder.encode(validation.queries.to_pylist())
-    curve = try_candidates(queries, labels, validation.clicks, tried)
+    curve = try_candidates(queries, labels, validation, tried)
     return choose_candidates(curve) if given is None else Candidates(given, 1, tuple(curve), "as asked for")
 
 

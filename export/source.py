@@ -116,6 +116,7 @@ def from_trained(run: TrainedRun) -> ExportSource:
             kind=run.config.encoder.kind,
             name=_public(name),
             config=_public_config(run.config.model_dump(mode="json")),
+            not_in_index=run.not_in_index,
         ),
         data=_data_record(run.info),
         propensity=(run.config.propensity_a, run.config.propensity_b),

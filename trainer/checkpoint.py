@@ -23,7 +23,7 @@ from torch import nn
 
 from bidmatch.base.errors import BidmatchError, ConfigError, DamagedError
 from bidmatch.base.files import atomic_dir, atomic_file, remove_partials, sha256_file
-from trainer.classifiers.pairs import PAIRS, new_classifiers, tables_of
+from trainer.classifiers.pairs import PAIRS, classifier_at, new_classifiers, tables_of
 from trainer.config import TrainConfig, validate_config
 from trainer.data.dataset import Interactions
 from trainer.model import DualHeadModel, empty_model
@@ -76,6 +76,7 @@ class TrainedRun:
         model_id: digest of the weights.
         label_vectors: Φ_D(z) of the L labels by each pair of heads, float32 (L, Φ_D's width), where they are
             not the model's own: a student keeps its teacher's. None otherwise.
+        not_in_index: see Classifier.not_in_index; None where there is no classifier, too.
     """
 
     path: Path
@@ -90,6 +91,7 @@ class TrainedRun:
     info: dict[str, Any]
     model_id: str
     label_vectors: list[np.ndarray] | None = None
+    not_in_index: str | None = None
 
 
 def _names(model: nn.Module, classifiers: nn.Module) -> dict[str, nn.Parameter]:
@@ -367,4 +369,5 @@ def load_run(run: Path) -> TrainedRun:
         info=info,
         model_id=state.model_id,
         label_vectors=[kept[name].numpy() for name in PAIRS if name in kept] or None,
+        not_in_index=classifier_at(classifiers, 0).not_in_index if classifiers else None,
     )

@@ -101,6 +101,8 @@ def _summary(path: Path, manifest: Manifest, columns: list[str] | None) -> Table
         "made with": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),
         "measured on": ", ".join(f"{name} {value}" for name, value in manifest.measured_on.items()),
     }
+    if model.not_in_index:
+        rows["not in the index"] = model.not_in_index
     table = _table(f"Bundle {manifest.bundle_id}")
     table.add_column()
     table.add_column(overflow="fold")

@@ -58,12 +58,15 @@ class ModelRecord(_Record):
         kind: encoder kind, `bag` or `transformer`.
         name: where the encoder's weights started from.
         config: the training run's full configuration.
+        not_in_index: what the trained classifier does that an index of one vector a phrase cannot reproduce,
+            in words; None where it loses nothing.
     """
 
     id: str
     kind: str
     name: str
     config: dict[str, Any]
+    not_in_index: str | None = None
 
 
 class Counts(_Record):

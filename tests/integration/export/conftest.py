@@ -89,3 +89,9 @@ def train(folder: Path, *more: str) -> Path:
     settings = ["epochs=2", "dim=16", "threads=1", "validation_share=0.2", "batch.queries=64", *more]
     run_training(read_dataset([log], ReadOptions()), make_config("bag", settings), folder / "run")
     return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def small_cascade_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same phrases with a cascade of label groups (`mhc`) as the classifier."""
+    return train(tmp_path_factory.mktemp("cascade_run"), "classifier.kind=mhc")

@@ -67,6 +67,8 @@ def test_a_real_run_becomes_a_bundle_that_matches(exported):
     assert manifest["index"]["recall"] >= manifest["index"]["target_recall"] == 0.99
     assert {"P@1", "PSP@5", "recall@10"} <= manifest["quality"]["exact"].keys()
     assert "int8 encoder" in said
+    assert manifest["model"]["not_in_index"] is None
+    assert "not in the index" not in said
 
 
 def test_what_is_said_names_no_folder_of_this_machine_in_the_manifest(exported):
@@ -192,3 +194,13 @@ def test_kill_at_random_moments_leaves_nothing_or_all_and_a_rerun_gives_the_same
     assert json.loads(done.stdout)["bundle_id"] == manifest["bundle_id"]
     assert digests(out) == digests(reference)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["bundle", "measure"]
+
+
+def test_a_cascade_says_what_its_index_leaves_out(small_cascade_run, tmp_path):
+    done = bidmatch("export", "--checkpoint", small_cascade_run, "--out", tmp_path / "b")
+    assert done.returncode == 0, done.stderr
+    assert "not in the index: the cascade looks into the" in done.stderr
+    with open_bundle(tmp_path / "b") as bundle:
+        assert "no group head" in bundle.manifest.model.not_in_index
+        assert bundle.vectors.shape == (48, 16)
+    assert "no group head" in " ".join(bidmatch("inspect", tmp_path / "b").stdout.split())

@@ -60,6 +60,20 @@ def test_a_gain_that_some_queries_pay_for_is_noise():
     assert "within its standard error" in found.reason
 
 
+def test_of_equally_good_weights_the_nearest_to_even_is_taken():
+    """1.6 answers 72 of 100 queries, 1.4 other 70 of them, 1.2 and 1:1 the first 40."""
+    truth = truth_of([[0]] * 100, 11)
+    right = {1.6: np.arange(100) < 72, 1.4: np.arange(100) >= 30}
+
+    def ranking(weight: float) -> np.ndarray:
+        return answers(right.get(weight, np.arange(100) < 40))
+
+    found = choose_weight(ranking, truth)
+    assert found.encoder == 1.4
+    assert "gains 66.00 points" in found.reason
+    assert "1.6 is 4.40 points ahead, within its standard error" in found.reason
+
+
 @pytest.mark.parametrize("encoder_dim", [0, 4])
 def test_a_model_of_one_head_has_no_halves_to_weigh(encoder_dim: int):
     labels = LabelVectors(np.ones((3, 4), np.float32), None)

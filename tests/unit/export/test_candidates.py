@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 
@@ -8,8 +11,10 @@ from export.bundle.encoder import QueryVectors
 from export.bundle.format import RescorePoint
 from export.bundle.read import WideVectors
 from export.bundle.rescore import to_8_bits
+from export.quantise import measure_quality
 from export.rescoring import JUDGED, choose_candidates, served_exactly, try_candidates
 from export.vectors import LabelVectors
+from trainer.data.dataset import Interactions
 
 
 def point(candidates, *figures):
@@ -66,14 +71,15 @@ def task():
     narrow_queries = unit(wide_queries @ turn + 1.5 * rng.standard_normal((80, 6)))
     truth = sp.csr_matrix((np.ones(80, np.float32), (np.arange(80), owners)), shape=(80, 300))
     labels = LabelVectors(narrow, WideVectors(*to_8_bits(wide, 64), 64))
-    return QueryVectors(narrow_queries, wide_queries), labels, truth, wide
+    texts = pa.array([f"query {row}" for row in range(80)], pa.large_string())
+    return QueryVectors(narrow_queries, wide_queries), labels, Interactions(texts, truth), wide
 
 
 def test_more_candidates_find_more_and_each_figure_is_that_of_brute_force(task):
-    queries, labels, truth, wide = task
-    points = try_candidates(queries, labels, truth, (20, 100, 200, 400))
+    queries, labels, asked, wide = task
+    points = try_candidates(queries, labels, asked, (20, 100, 200, 400))
     assert [one.candidates for one in points] == [20, 100, 200, 300]
-    owners = truth.indices
+    owners = asked.clicks.indices
     for one in points:
         nearest = np.argsort(-(queries.narrow @ labels.narrow.T), axis=1)[:, : one.candidates]
         scores = np.take_along_axis(queries.wide @ wide.T, nearest, axis=1)
@@ -85,10 +91,28 @@ def test_more_candidates_find_more_and_each_figure_is_that_of_brute_force(task):
 
 
 def test_recall_at_100_is_that_of_a_request_for_100(task):
-    queries, labels, truth, _ = task
-    few, hundred = try_candidates(queries, labels, truth, (20, 100))
+    queries, labels, asked, _ = task
+    few, hundred = try_candidates(queries, labels, asked, (20, 100))
     assert few.quality["recall@100"] == hundred.quality["recall@100"]
     assert few.quality["recall@10"] < hundred.quality["recall@10"]
+
+
+def test_filtered_phrases_take_no_places(task):
+    """With what stood before each query's phrase filtered out, it is first, and still a candidate."""
+    queries, labels, asked, wide = task
+    owners = asked.clicks.indices
+    scores = queries.wide @ wide.T
+    before = scores > np.take_along_axis(scores, owners[:, None], axis=1)
+    nearest = np.argsort(-(queries.narrow @ labels.narrow.T), axis=1)
+    place = (nearest == owners[:, None]).argmax(axis=1)
+    for query in range(80):
+        before[query, nearest[query, : max(0, place[query] - 9)]] = True
+    before[np.arange(80), owners] = False
+    filtered = replace(asked, filtered=sp.csr_matrix(before))
+    (few,) = try_candidates(queries, labels, filtered, (20,))
+    assert few.quality["P@1"] == 100
+    assert measure_quality(queries, labels, filtered, 20)["P@1"] == 100
+    assert try_candidates(queries, labels, asked, (20,))[0].quality["P@1"] < 100
 
 
 def test_what_is_served_is_the_candidates_in_the_order_of_the_wide_vectors(task):
