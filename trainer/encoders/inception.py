@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from typing import cast
 
 import torch
 from torch import nn
@@ -52,21 +54,35 @@ class InceptionEncoder(Encoder):
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Φ(x), float (n, width), of int64 (n, t) token ids and mask."""
-        return self._convolve(self.words(ids) * mask.to(self.words.weight.dtype).unsqueeze(-1), mask)
+        vectors = self.words(ids) * mask.to(self.words.weight.dtype).unsqueeze(-1)
+        return self._pool(vectors, self._products(vectors), mask)
 
     def encode(self, batch: TextBatch) -> torch.Tensor:
-        """Φ(x) of a training batch; only tokens, no padding, have a gradient among the word vectors."""
+        """Φ(x) of a training batch; only tokens, no padding, are multiplied and have a gradient."""
         kept = without_some(batch.mask, self.word_dropout if self.training else 0.0)
-        vectors = self.words.weight.new_zeros(*kept.shape, self.width)
-        vectors[kept] = self.words(batch.ids[kept])
-        return self._convolve(vectors, kept)
+        tokens = self.words(batch.ids[kept])
 
-    def _convolve(self, vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        columns = vectors.transpose(1, 2)
+        def placed(values: torch.Tensor) -> torch.Tensor:
+            return values.new_zeros(*kept.shape, values.shape[1]).masked_scatter(kept.unsqueeze(-1), values)
+
+        return self._pool(placed(tokens), [placed(product) for product in self._products(tokens)], kept)
+
+    def _products(self, vectors: torch.Tensor) -> list[torch.Tensor]:
+        """Float (..., h) times the filters at each place of each span w: float (..., w · filters) a span.
+
+        A convolution is the sum over its places, each moved by its own. Tokens alone can be multiplied so,
+        where a convolution over a padded batch multiplies the padding, too.
+        """
+        filters = (cast(nn.Conv1d, one).weight for one in self.convolutions)
+        return [vectors @ weight.permute(1, 2, 0).flatten(1) for weight in filters]
+
+    def _pool(self, vectors: torch.Tensor, products: list[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
         pooled = []
-        for span, convolution in zip(self.widths, self.convolutions, strict=True):
-            around = pad(columns, ((span - 1) // 2, span // 2))
-            pooled.append(masked_mean(torch.relu(convolution(around)).transpose(1, 2), mask))
+        for span, convolution, product in zip(self.widths, self.convolutions, products, strict=True):
+            places = pad(product, (0, 0, (span - 1) // 2, span // 2)).chunk(span, dim=2)
+            moved = [part[:, place : place + product.shape[1]] for place, part in enumerate(places)]
+            values = reduce(torch.add, moved, cast(torch.Tensor, convolution.bias))
+            pooled.append(masked_mean(torch.relu(values), mask))
         joined = self.dropout(torch.cat(pooled, dim=1))
         v = masked_mean(vectors, mask) + self.projection(joined)
         return v + torch.relu(self.residual(v))
