@@ -66,8 +66,9 @@ def row_summed_bce(s: Row, y: Row) -> float:
     def log_sigmoid(x: float) -> float:
         return -math.log1p(math.exp(-x)) if x > 0 else x - math.log1p(math.exp(x))
 
+    shifted = [x - math.log(len(s)) for x in s]
     return -sum(
-        target * log_sigmoid(x) + (1 - target) * log_sigmoid(-x) for x, target in zip(s, y, strict=True)
+        target * log_sigmoid(x) + (1 - target) * log_sigmoid(-x) for x, target in zip(shifted, y, strict=True)
     )
 
 
@@ -277,7 +278,15 @@ def test_the_summed_bce_pulls_a_positive_alike_among_few_labels_and_many():
         (gradient,) = torch.autograd.grad(loss(s, y), s)
         return gradient[0, 0].item()
 
-    assert pull(summed_bce, 10) == pull(summed_bce, 100_000) == pytest.approx(-0.25)
+    assert pull(summed_bce, 10) == pytest.approx(-0.5 * 10 / 11)
+    assert pull(summed_bce, 100_000) == pytest.approx(-0.5, abs=1e-5)
     assert pull(bce, 10) == pytest.approx(-0.025)
     s, y = torch.randn(3, 7), torch.rand(3, 7)
-    assert torch.allclose(summed_bce(s, y), 7 * bce(s, y))
+    assert torch.allclose(summed_bce(s, y), 7 * bce(s - math.log(7), y))
+
+
+def test_scores_of_zero_expect_one_positive_among_all_labels():
+    """Σ_j σ(-log m) is m / (m + 1), whatever m is, so the loss starts near 1 + log m, not at m log 2."""
+    y = torch.zeros(4, 50_000)
+    y[:, 7] = 1.0
+    assert summed_bce(torch.zeros_like(y), y).item() == pytest.approx(1 + math.log(50_000), abs=1e-2)
