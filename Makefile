@@ -42,5 +42,5 @@ bench: $(STAMP)  ## measure training cost against the number of labels, on a qui
 lock: $(STAMP)  ## write constraints.txt anew from what .venv holds
 	@sh deploy/lock.sh $(BIN)/python > constraints.txt.new && mv constraints.txt.new constraints.txt
 
-clean:  ## remove .venv, caches and build folders; runs/ stays
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove .venv, .peers, caches and build folders; runs/ stays
+	rm -rf $(VENV) .peers build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -59,15 +59,6 @@ def ragged_positions(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray,
     return (starts[:, None] + steps)[mask], mask
 
 
-def encode_batch(tokenizer: Tokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and mask, int64 (n, t), of keys (`bidmatch.base.text`), padded to the longest (t >= 1)."""
-    encoded = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
-    offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
-    np.cumsum([len(ids) for ids in encoded], out=offsets[1:])
-    flat = np.fromiter((i for ids in encoded for i in ids), dtype=np.int32, count=int(offsets[-1]))
-    return TokenisedTexts(flat, offsets).pad(np.arange(len(encoded)))
-
-
 def tokenise_all(tokenizer: Tokenizer, texts: pa.Array, label: str) -> TokenisedTexts:
     """Token ids of a whole corpus of keys, with progress under `label`."""
     parts: list[np.ndarray] = []

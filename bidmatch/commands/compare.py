@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,11 @@ def command(
     from trainer.compare.items import parse_items, refuse_equal_names
     from trainer.config import make_config
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "a comparison trains one run after another in one process",
+            hint="Leave torchrun out; `bidmatch train` takes several processes.",
+        )
     items = parse_items(presets, base, assignments)
     files = [_named_file(given) for given in rankings]
     baselines = ["tfidf", "nearest", "hybrid"] if lexical else []

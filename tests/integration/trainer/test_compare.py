@@ -191,6 +191,14 @@ def test_what_is_wrong_is_said_before_anything_is_trained(compare, tmp_path, opt
     assert not (tmp_path / "out").exists()
 
 
+def test_several_processes_are_refused(compare, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = compare(tmp_path / "out", "--presets", "unidec")
+    assert isinstance(result.exception, ConfigError)
+    assert "Leave torchrun out" in str(result.exception.hint)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_of_something_else_is_spared(compare, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     result = compare(tmp_path, "--presets", "unidec")

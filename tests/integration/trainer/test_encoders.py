@@ -22,7 +22,7 @@ from trainer.encoders.pretrained import load_tokenizer
 from trainer.gandalf.source import JoinedSource
 from trainer.model import DualHeadModel
 from trainer.run import run_training
-from trainer.tokenise import encode_batch
+from trainer.tokenise import tokenise_all
 
 CPU = torch.device("cpu")
 TEXTS = ["red garden hose", "blue shoes near me", "", "cordless drill", "buy cheap ceiling fan online"]
@@ -36,7 +36,8 @@ def config_of(path: Path, kind: str, **settings: object) -> EncoderConfig:
 
 def batch_of(config: EncoderConfig, texts: list[str] = TEXTS) -> TextBatch:
     tokenizer = load_tokenizer(config.pretrained, 16, special_tokens=uses_special_tokens(config))
-    return TextBatch(*(torch.from_numpy(part) for part in encode_batch(tokenizer, texts)))
+    tokens = tokenise_all(tokenizer, pa.array(texts, pa.large_string()), "texts")
+    return TextBatch(*(torch.from_numpy(part) for part in tokens.pad(np.arange(len(texts)))))
 
 
 def made(config: EncoderConfig) -> Encoder:

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from trainer.tokenise import TokenisedTexts, encode_batch, ragged_positions, tokenise_all
+from trainer.tokenise import TokenisedTexts, ragged_positions, tokenise_all
 
 TEXTS = ["red shoes", "", "garden hose 10 ft", "shoes", "unknown words only"]
 
@@ -20,8 +20,13 @@ def tokenizer() -> Tokenizer:
     return made
 
 
+def padded(tokenizer: Tokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    tokens = tokenise_all(tokenizer, pa.array(texts, pa.large_string()), "texts")
+    return tokens.pad(np.arange(len(texts)))
+
+
 def test_a_batch_is_padded_to_its_longest_text(tokenizer):
-    ids, mask = encode_batch(tokenizer, TEXTS)
+    ids, mask = padded(tokenizer, TEXTS)
     assert ids.dtype == mask.dtype == np.int64
     assert ids.tolist() == [[1, 2, 0, 0], [0, 0, 0, 0], [3, 4, 5, 6], [2, 0, 0, 0], [0, 0, 0, 0]]
     assert mask.tolist() == [[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]]
@@ -29,7 +34,7 @@ def test_a_batch_is_padded_to_its_longest_text(tokenizer):
 
 @pytest.mark.parametrize("texts", [[], [""], ["", ""]])
 def test_a_batch_is_at_least_one_token_wide(tokenizer, texts):
-    ids, mask = encode_batch(tokenizer, texts)
+    ids, mask = padded(tokenizer, texts)
     assert ids.shape == mask.shape == (len(texts), 1)
     assert not mask.any()
 
@@ -41,7 +46,7 @@ def test_a_corpus_in_blocks_equals_its_texts_one_by_one(tokenizer, monkeypatch):
     assert tokens.lengths.tolist() == [2, 0, 4, 1, 3]
     for row, text in enumerate(TEXTS):
         ids, mask = tokens.pad(np.array([row]))
-        alone, alone_mask = encode_batch(tokenizer, [text])
+        alone, alone_mask = padded(tokenizer, [text])
         assert np.array_equal(ids, alone)
         assert np.array_equal(mask, alone_mask)
 
