@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from contextlib import suppress
+from typing import NoReturn
 
 import click
 
@@ -70,6 +73,20 @@ def bidmatch() -> None:
     """Search queries to advertisers' bid phrases: train, export, serve, score."""
 
 
+def _leave(code: str | int | None) -> NoReturn:
+    """End with this exit code, also where torchrun started the process.
+
+    Threads of the connection to the other processes are still running then, and Python's orderly end would
+    abort over them, with an exit code of its own.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and isinstance(code, int):
+        for out in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                out.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 def main() -> None:
     """Run the command line; errors a person can act on become a message and an exit code."""
     try:
@@ -82,17 +99,19 @@ def main() -> None:
                 f"this command needs the package {missing.name}, which is not installed",
                 hint="Install the training extra: pip install 'bidmatch[train]'",
             ) from missing
+    except SystemExit as done:
+        _leave(done.code)
     except click.exceptions.Abort:
         say("interrupted")
-        sys.exit(130)
+        _leave(130)
     except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
+        _leave(done.exit_code)
     except click.ClickException as wrong:
         wrong.show()
-        sys.exit(wrong.exit_code)
+        _leave(wrong.exit_code)
     except BidmatchError as error:
         complain(f"error: {error}")
-        sys.exit(error.exit_code)
+        _leave(error.exit_code)
     except ValueError as wrong:
         from pydantic import ValidationError
 
@@ -100,14 +119,14 @@ def main() -> None:
             raise
         for problem in wrong.errors():
             complain(f"error: {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
-        sys.exit(2)
+        _leave(2)
     except BrokenPipeError:
         sys.stderr.close()
-        sys.exit(1)
+        _leave(1)
     except OSError as failure:
         where = "" if failure.filename is None else f"{failure.filename}: "
         complain(f"error: {where}{failure.strerror or failure}")
-        sys.exit(1)
+        _leave(1)
 
 
 if __name__ == "__main__":

@@ -117,9 +117,14 @@ def check_parity(model: DualHeadModel, encoder: TextEncoder, texts: Sequence[str
     """Cosine of torch and ONNX on texts, one query a call in ONNX, as it is served; of all its vectors.
 
     Raises:
-        BidmatchError: it is below 0.9999 somewhere.
+        BidmatchError: it is below 0.9999 somewhere, or the model's vectors are not finite.
     """
     expected = torch_vectors(model, encoder, texts)
+    if not all(np.isfinite(vectors).all() for vectors in expected):
+        raise BidmatchError(
+            "the trained model's vectors are not finite numbers: its training did not converge",
+            hint="Train again with lower learning rates (optimiser.*_lr).",
+        )
     got = QueryVectors(*(np.empty_like(vectors) for vectors in expected))
     with progress("comparing ONNX with torch", len(texts), "queries") as step:
         for i, text in enumerate(texts):

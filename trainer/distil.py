@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from bidmatch.base.console import say
-from bidmatch.base.errors import BidmatchError
+from bidmatch.base.errors import BidmatchError, ConfigError
 from bidmatch.base.files import atomic_dir
 from trainer.checkpoint import (
     CheckpointState,
@@ -89,9 +89,11 @@ def distil(
 
     Raises:
         BidmatchError: `out` is taken.
-        ConfigError: `run` holds no finished training, or the teacher has no such layers.
+        ConfigError: `run` holds no finished training or is `out`, or the teacher has no such layers.
         DamagedError: a file of it is missing or altered.
     """
+    if out.resolve() == run.resolve():
+        raise ConfigError(f"{out} is the teacher", hint="Name another folder for the student.")
     check_free(out, overwrite=overwrite)
     teacher = load_run(run)
     newest = checkpoints(run)[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from bidmatch.base.console import progress, say
+from bidmatch.base.errors import BidmatchError
 from trainer.checkpoint import CheckpointState, checkpoints, read_state, restore_training, save_checkpoint
 from trainer.classifiers.pairs import classifier_at, tables_of
 from trainer.clustering import epoch_batches
@@ -186,6 +188,26 @@ def _refresh(training: Training) -> None:
     )
 
 
+def _diverged(config: TrainConfig, what: str, epoch: int, step: int) -> BidmatchError:
+    rates = ", ".join(
+        f"optimiser.{name} {getattr(config.optimiser, name):g}"
+        for name in ("encoder_lr", "heads_lr", "table_lr")
+    )
+    loss = config.loss
+    return BidmatchError(
+        f"training does not converge: {what} in epoch {epoch + 1}, step {step + 1}",
+        hint=f"Lower the learning rates ({rates}) or raise the temperatures (loss.temperature "
+        f"{loss.temperature:g}, loss.classifier_temperature {loss.classifier_temperature:g}), and begin anew "
+        "in another folder or with --overwrite.",
+    )
+
+
+def _all_finite(module: nn.Module) -> bool:
+    # A sum needs no memory of the size of Ψ, and is finite only where all its terms are.
+    sums = (float(parameter.detach().sum(dtype=torch.float64)) for parameter in module.parameters())
+    return all(map(math.isfinite, sums))
+
+
 def _run_epoch(training: Training, saved_at: float) -> float:
     config, state = training.config, training.state
     if state.step == 0 and state.epoch % config.batch.refresh == 0:
@@ -198,6 +220,8 @@ def _run_epoch(training: Training, saved_at: float) -> float:
         bar.advance(sum(len(rows) for rows in batches[: state.step]))
         for rows in batches[state.step :]:
             losses = train_step(training, rows)
+            if not math.isfinite(losses["total"]):
+                raise _diverged(config, f"the loss is {losses['total']}", state.epoch, state.step)
             for name, value in losses.items():
                 state.loss_sums[name] = state.loss_sums.get(name, 0.0) + value
             state.step += 1
@@ -215,12 +239,17 @@ def train(training: Training, epoch_metrics: EpochMetrics) -> None:
     Args:
         training: fresh, or brought to a checkpoint by `resume`.
         epoch_metrics: called after each epoch; its record goes into the history.
+
+    Raises:
+        BidmatchError: the loss or a weight is no finite number any more.
     """
     config, state = training.config, training.state
     saved_at = time.monotonic()
     while state.epoch < config.epochs:
         started = time.monotonic()
         saved_at = _run_epoch(training, saved_at)
+        if not (_all_finite(training.model) and _all_finite(training.classifiers)):
+            raise _diverged(config, "weights are no numbers any more", state.epoch, state.step - 1)
         losses = {name: value / state.step for name, value in state.loss_sums.items()}
         record: dict[str, Any] = {"epoch": state.epoch + 1, "loss": losses}
         record["train_seconds"] = round(time.monotonic() - started, 3)

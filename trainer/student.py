@@ -7,6 +7,7 @@ teacher's vectors say more of a text than its few clicks do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from bidmatch.base.console import progress
-from bidmatch.base.errors import ConfigError
+from bidmatch.base.errors import BidmatchError, ConfigError
 from trainer.checkpoint import TrainedRun
 from trainer.config import (
     BagEncoderConfig,
@@ -239,6 +240,9 @@ def train_student(
         config: TrainConfig: epochs, batch.queries, optimiser and seed count.
         device: where it computes.
         after_epoch: called with the number of the epoch, from 1.
+
+    Raises:
+        BidmatchError: the loss is no finite number any more.
     """
     model, widths = student.model, list(parts_of(student.model).values())
     optimisers = make_optimisers(model, nn.ModuleList(), config.optimiser)
@@ -269,8 +273,15 @@ def train_student(
                 set_rates(optimisers, factor)
                 for optimiser in optimisers:
                     optimiser.step()
-                total += float(loss.detach()) * len(rows)
-                bar.advance(len(rows), note=f"loss {float(loss.detach()):.4f}")
+                value = float(loss.detach())
+                if not math.isfinite(value):
+                    raise BidmatchError(
+                        f"the student does not converge: the loss is {value} in epoch {epoch + 1}, "
+                        f"step {step + 1}",
+                        hint="Lower --encoder-lr and --heads-lr.",
+                    )
+                total += value * len(rows)
+                bar.advance(len(rows), note=f"loss {value:.4f}")
         record: dict[str, Any] = {"epoch": epoch + 1, "loss": {"total": total / len(teacher)}}
         history.append(record | after_epoch(epoch + 1))
     return history

@@ -78,11 +78,10 @@ def command(
 ) -> None:
     """Train a student of RUN's encoder, whose vectors fit RUN's phrases, and say what it loses and gains."""
     from export.timing import milliseconds_of
-    from trainer.distil import check_free, distil
+    from trainer.distil import distil
     from trainer.report import summary_lines
     from trainer.student import StudentOptions
 
-    check_free(out, overwrite=overwrite)
     options = StudentOptions(
         encoder=encoder,
         epochs=epochs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -190,6 +191,22 @@ def test_what_the_first_process_cannot_begin_ends_all(
     assert message in first.stderr
     assert "Traceback" not in first.stderr
     assert second.stderr == ""
+
+
+def test_under_torchrun_the_exit_code_is_the_errors(tmp_path, click_log):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    train = ["-m", "bidmatch", "train", "--data", str(click_log), "--out", str(tmp_path / "run")]
+    done = subprocess.run(
+        [*launch, *train, "--preset", "bag", "--set", "dims=3"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    assert "did you mean dim" in done.stderr
+    assert "terminate called" not in done.stderr
+    assert re.search(r"exitcode\s*: 2 ", done.stderr), done.stderr
 
 
 def test_a_run_that_is_held_by_another_is_refused_by_all(one_epoch, tmp_path, train_command):

@@ -164,6 +164,15 @@ def test_what_cannot_be_done_is_refused_before_any_work(teacher: Path, student: 
     with pytest.raises(BidmatchError, match="is no run"):
         distil(teacher, BAG, tmp_path / "mine", milliseconds_of, overwrite=True)
     assert not (tmp_path / "s").exists()
+    with pytest.raises(ConfigError, match="is the teacher"):
+        distil(teacher, BAG, teacher / ".." / teacher.name, milliseconds_of, overwrite=True)
+    assert load_run(teacher).model_id
+
+
+def test_a_student_that_does_not_converge_is_not_kept(teacher: Path, tmp_path: Path):
+    with pytest.raises(BidmatchError, match="does not converge: the loss is nan"):
+        distil(teacher, BAG.model_copy(update={"encoder_lr": 1e38, "heads_lr": 1e38}), tmp_path / "s", milliseconds_of)
+    assert not (tmp_path / "s").exists()
 
 
 def test_the_command_makes_a_run_and_says_what_comes_next(teacher: Path, tmp_path: Path):

@@ -161,6 +161,20 @@ def test_overwrite_spares_a_folder_that_is_no_run(train_command, small_settings,
 
 
 @pytest.mark.parametrize(
+    "change",
+    [{"optimiser.encoder_lr": 1e20, "optimiser.heads_lr": 1e20}, {"loss.temperature": 1e-320}],
+    ids=["rates", "temperature"],
+)
+def test_a_run_that_does_not_converge_is_never_finished(train_command, small_settings, tmp_path, change):
+    lost = train_command(tmp_path / "run", small_settings | change).run()
+    assert lost.returncode == 1
+    assert "training does not converge" in lost.stderr
+    assert "optimiser.encoder_lr" in lost.stderr
+    assert "Traceback" not in lost.stderr
+    assert not (tmp_path / "run" / "report.json").exists()
+
+
+@pytest.mark.parametrize(
     ("lines", "reason"),
     [
         (["query\tphrase", "red shoes\tshoes"], "too little"),
