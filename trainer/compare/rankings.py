@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,20 +49,28 @@ def read_ranking(file: Path, queries: int, labels: int) -> Ranking:
                 raise wrong("holds no array `topk`")
             topk = stored["topk"]
             seconds = float(stored["seconds"]) if "seconds" in stored else None
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError("no such file", file=file) from None
-    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as unreadable:
-        raise wrong(f"can't be read as .npz: {unreadable}") from unreadable
+    except OSError as unreadable:
+        reason = unreadable.strerror or str(unreadable)
+        raise wrong(f"can't be read as .npz: {reason}") from unreadable
+    except Exception as unreadable:
+        # A damaged archive fails in whichever layer meets the damage first: zip, its decompressors, the
+        # array's header, or the memory for a shape that the header only claims. Each has errors of its own.
+        raise wrong(f"can't be read as .npz: {unreadable or type(unreadable).__name__}") from unreadable
     if topk.ndim != 2 or topk.shape[0] != queries or topk.dtype.kind not in "iu":
         raise wrong(
             f"`topk` is {topk.dtype} {topk.shape}, not whole numbers ({queries}, K): "
             f"the data has {queries:,} held-out queries"
         )
-    topk = topk.astype(np.int64)
+    # Before they become int64, where the largest uint64 would be -1.
     if topk.size and (topk.min() < -1 or topk.max() >= labels):
         raise wrong(
             f"`topk` reaches from {topk.min()} to {topk.max()}; the data's rows are 0 to {labels - 1}"
         )
+    topk = topk.astype(np.int64)
     ordered = np.sort(topk, axis=1)
     twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
     if twice.any():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import zipfile
 from pathlib import Path
@@ -39,6 +40,8 @@ def test_a_ranking_is_read_whatever_its_integers(tmp_path):
         ({"topk": np.zeros((QUERIES, 1))}, "whole numbers"),
         ({"topk": np.full((QUERIES, 1), LABELS)}, "0 to 5"),
         ({"topk": np.full((QUERIES, 1), -2)}, "0 to 5"),
+        ({"topk": np.full((QUERIES, 1), 2**64 - 1, np.uint64)}, "from 18446744073709551615"),
+        ({"topk": np.array([[0], [1], [2], [2**63]], np.uint64)}, "0 to 5"),
         ({"topk": np.array([[0, 1], [2, 2], [0, 1], [0, 1]])}, "query 1 hold a phrase twice"),
         ({"topk": np.array([["a"]] * QUERIES, dtype=object)}, "can't be read"),
         ({"topk": np.zeros((QUERIES, 1), int), "seconds": np.array(-1.0)}, "seconds"),
@@ -62,6 +65,42 @@ def test_other_files_are_refused(tmp_path):
     for name in ("text.npz", "plain.npy", "cut.npz", "missing.npz"):
         with pytest.raises(InputError, match=name):
             read_ranking(tmp_path / name, QUERIES, LABELS)
+
+
+def test_damage_anywhere_in_an_archive_names_the_file(tmp_path):
+    topk = np.tile(np.random.default_rng(0).permutation(LABELS), (QUERIES, 1))
+    np.savez_compressed(tmp_path / "whole.npz", topk=topk, seconds=1.0)
+    whole = (tmp_path / "whole.npz").read_bytes()
+    file = tmp_path / "damaged.npz"
+    refused = []
+    for at in range(len(whole)):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x5A]) + whole[at + 1 :])
+        # Some bytes say nothing of the content, such as times.
+        with contextlib.suppress(InputError):
+            read_ranking(file, QUERIES, LABELS)
+            continue
+        refused.append(at)
+    assert len(refused) > len(whole) / 2
+    member = whole.index(b"topk.npy") + len("topk.npy") + 20
+    file.write_bytes(whole[:member] + b"\xff\xff\xff" + whole[member + 3 :])
+    with pytest.raises(InputError, match=r"damaged\.npz: can't be read"):
+        read_ranking(file, QUERIES, LABELS)
+
+
+def test_an_array_larger_than_memory_is_refused(tmp_path):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<i8", "fortran_order": False, "shape": (1 << 60, 4)}
+    )
+    with zipfile.ZipFile(tmp_path / "huge.npz", "w") as archive:
+        archive.writestr("topk.npy", header.getvalue())
+    with pytest.raises(InputError, match=r"huge\.npz"):
+        read_ranking(tmp_path / "huge.npz", QUERIES, LABELS)
+
+
+def test_a_folder_is_no_ranking(tmp_path):
+    with pytest.raises(InputError, match="Is a directory"):
+        read_ranking(tmp_path, QUERIES, LABELS)
 
 
 def test_a_ranking_is_measured_by_the_whole_training_part():
