@@ -14,6 +14,8 @@ from trainer.config import TrainConfig, make_config
 # A name is a folder's name and a chart's legend: no separators, no control characters, no mathematics.
 _NAME = re.compile(r"[^\W_][^/\\$\x00-\x1f]*")
 _LONGEST_NAME = 120
+# File systems bound a folder's name by its bytes, most of them at 255.
+_MOST_BYTES = 240
 _RESERVED = {"compare.json", "compare.html"}
 
 
@@ -82,10 +84,14 @@ def checked_name(name: str) -> str:
     Raises:
         ConfigError: it can't.
     """
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME or name in _RESERVED:
+    # Bytes of the command line that are no UTF-8 arrive as lone surrogates, which no JSON can hold.
+    size = len(name.encode("utf-8", "surrogatepass"))
+    is_text = not any("\ud800" <= character <= "\udfff" for character in name)
+    fits = is_text and len(name) <= _LONGEST_NAME and size <= _MOST_BYTES
+    if not _NAME.fullmatch(name) or not fits or name in _RESERVED:
         raise ConfigError(
-            f"{name!r} cannot name a row: a name begins with a letter or digit, holds none of / \\ $ and has "
-            f"at most {_LONGEST_NAME} characters",
+            f"{name!r} cannot name a row: a name is UTF-8, begins with a letter or digit, holds none of "
+            f"/ \\ $ and has at most {_LONGEST_NAME} characters and {_MOST_BYTES} bytes",
             hint="Give the row one: NAME=PRESET:KEY=VALUE.",
         )
     return name

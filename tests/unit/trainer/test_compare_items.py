@@ -36,6 +36,11 @@ def test_rows_as_a_person_writes_them(tmp_path):
     assert len({item.folder for item in items}) == len(items)
 
 
+def test_the_longest_names_are_folders(tmp_path):
+    for item in parse_items(["x" * 120 + "=unidec," + "漢" * 80 + "=unidec"], "bag", []):
+        (tmp_path / item.folder).mkdir()
+
+
 def test_a_row_may_have_a_base_of_its_own():
     first, second = parse_items(["gandalf", "on inception=gandalf:base=inception"], "bag", [])
     assert (first.config.encoder.kind, second.config.encoder.kind) == ("bag", "inception")
@@ -58,6 +63,9 @@ def test_a_row_may_have_a_base_of_its_own():
         (["a$b=unidec"], "cannot name a row"),
         (["compare.json=unidec"], "cannot name a row"),
         (["x" * 200 + "=unidec"], "cannot name a row"),
+        (["漢" * 120 + "=unidec"], "at most 120 characters and 240 bytes"),
+        (["漢" * 81 + "=unidec"], "at most 120 characters and 240 bytes"),
+        (["a\udce9=unidec"], "cannot name a row"),
         (["unidec:seed=3"], "seed"),
         (["unidec,other=unidec:propensity_a=0.6"], "propensities"),
     ],
