@@ -55,7 +55,7 @@ from trainer.loop import Training, resume, start_table, train
 from trainer.metrics import propensities
 from trainer.model import DualHeadModel, new_model, normalised
 from trainer.plan import CODE_STREAM, GANDALF_STREAM, INIT_STREAM, stream
-from trainer.report import write_report
+from trainer.report import read_report, write_report
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hnswlib", "pyarrow")
 
@@ -63,6 +63,20 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hnswlib",
 def package_versions() -> dict[str, str]:
     """Versions of bidmatch, Python, and the packages that decide what a run comes to."""
     return {"bidmatch": __version__} | versions_of(_PACKAGES)
+
+
+def _check_folder(run: Path) -> None:
+    """Refuse a folder that is there and no run's.
+
+    Raises:
+        ConfigError: it is a file, or holds something else.
+    """
+    if run.exists() and not run.is_dir():
+        raise ConfigError(f"{run} is a file, not a run folder", hint="Name a new folder.")
+    if run.is_dir() and any(run.iterdir()) and not (run / ".lock").is_file():
+        raise ConfigError(
+            f"{run} holds files of something else, which a run would mix with", hint="Name a new folder."
+        )
 
 
 @contextmanager
@@ -73,12 +87,7 @@ def _locked(run: Path) -> Iterator[None]:
         BidmatchError: another process holds it.
         ConfigError: the folder is there and holds something else.
     """
-    if run.exists() and not run.is_dir():
-        raise ConfigError(f"{run} is a file, not a run folder")
-    if run.is_dir() and any(run.iterdir()) and not (run / ".lock").is_file():
-        raise ConfigError(
-            f"{run} holds files of something else, which a run would mix with", hint="Name a new folder."
-        )
+    _check_folder(run)
     run.mkdir(parents=True, exist_ok=True)
     with (run / ".lock").open("w") as lock:
         try:
@@ -96,19 +105,23 @@ def split_validation(train_part: Interactions, config: TrainConfig) -> tuple[Int
     return split_by_query(train_part, share, config.seed)
 
 
-def _check_resumable(run: Path, config: TrainConfig, dataset: Dataset) -> None:
-    """Refuse to go on in a folder that holds another run.
+def check_run_folder(run: Path, config: TrainConfig, dataset: Dataset) -> None:
+    """Refuse a folder in which a run with this configuration on this data cannot begin or go on.
+
+    It reads what the run was begun with and nothing large, so that many folders can be asked before any work.
 
     Raises:
-        ConfigError: configuration or data differ from what the folder was begun with.
+        ConfigError: it is no run's, or configuration or data differ from what the run was begun with.
+        DamagedError: what the run was begun with can't be read.
     """
+    _check_folder(run)
+    if not (run / "run.json").exists():
+        return
+    file = run / "config.yaml"
     try:
-        begun = validate_config(
-            yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")), str(run / "config.yaml")
-        )
-    except (OSError, ValueError, yaml.YAMLError) as wrong:
+        begun = validate_config(yaml.safe_load(file.read_text(encoding="utf-8")), str(file))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as wrong:
         raise DamagedError(f"{run} holds files of no run that can be resumed: {wrong}") from wrong
-    info = read_run_info(run)
     hint = "Use the same data and settings to resume, or another --out folder, or --overwrite."
     mine, theirs = config.model_dump(), begun.model_dump()
     free = ("checkpoint_seconds", "keep_checkpoints")
@@ -116,11 +129,42 @@ def _check_resumable(run: Path, config: TrainConfig, dataset: Dataset) -> None:
     if changed:
         fields = ", ".join(f"{name} ({theirs[name]} there, {mine[name]} here)" for name in changed)
         raise ConfigError(f"{run} holds a run with other settings: {fields}", hint=hint)
-    if (
-        info["data"]["fingerprint"] != dataset.report.fingerprint
-        or info["split"] != dataset.split.model_dump()
-    ):
+    try:
+        info = orjson.loads((run / "run.json").read_bytes())
+        fingerprint, split = info["data"]["fingerprint"], info["split"]
+    except (OSError, ValueError, KeyError, TypeError) as wrong:
+        raise DamagedError(
+            f"{run / 'run.json'} is missing or damaged",
+            hint="Train again with --overwrite, or restore the file.",
+        ) from wrong
+    if fingerprint != dataset.report.fingerprint or split != dataset.split.model_dump():
         raise ConfigError(f"{run} holds a run on other data (fingerprint or split differs)", hint=hint)
+
+
+def finished_report(run: Path, config: TrainConfig, dataset: Dataset) -> dict[str, Any] | None:
+    """The report of a run that is complete, reports included; else None.
+
+    All that `run_training` would do with such a run, which makes a model first.
+
+    Raises:
+        ConfigError: the folder holds another run, see `check_run_folder`.
+        DamagedError: a file of the run is missing or altered.
+    """
+    if not (run / "run.json").exists():
+        return None
+    check_run_folder(run, config, dataset)
+    read_run_info(run)
+    return _finished_report(run)
+
+
+def is_trained(run: Path) -> bool:
+    """Whether the run's training is complete, its reports aside.
+
+    Raises:
+        DamagedError: a file of the last checkpoint is missing or altered.
+    """
+    found = checkpoints(run)
+    return bool(found) and read_state(found[-1]).finished
 
 
 def _begin(run: Path, config: TrainConfig, dataset: Dataset) -> None:
@@ -241,7 +285,8 @@ def _prepare(run: Path, config: TrainConfig, dataset: Dataset, *, overwrite: boo
     for stale in (run / "run.json", run / "config.yaml", *(run / "data").glob("*.arrow")):
         remove_partials(stale)
     if (run / "run.json").exists():
-        _check_resumable(run, config, dataset)
+        check_run_folder(run, config, dataset)
+        read_run_info(run)
     else:
         _begin(run, config, dataset)
 
@@ -314,10 +359,16 @@ def _filtered(train_part: Interactions, targets: sp.csr_matrix) -> sp.csr_matrix
 def _finished_report(run: Path) -> dict[str, Any] | None:
     """The report of a run that is complete, reports included; else None."""
     found = checkpoints(run)
-    if not found or not read_state(found[-1]).finished or not (run / "report.html").is_file():
+    if not found or not (state := read_state(found[-1])).finished:
         return None
-    say(f"{run}: training is finished already")
-    report: dict[str, Any] = orjson.loads((run / "report.json").read_bytes())
+    report = read_report(run, state.model_id)
+    if report is not None:
+        say(f"{run}: training is finished already")
+    elif "teacher" in read_run_info(run):
+        raise DamagedError(
+            f"{run} holds a student of `bidmatch distill`, and its report is missing or damaged",
+            hint="Run `bidmatch distill` again with --overwrite.",
+        )
     return report
 
 

@@ -75,3 +75,37 @@ def test_altered_data_is_not_exported(monkeypatch, log, tmp_path):
     (run / "run.json").write_bytes(orjson.dumps({}))
     with pytest.raises(DamagedError, match=r"run\.json is missing or damaged"):
         load_run(run)
+
+
+def test_a_report_that_is_not_whole_is_made_again_from_the_checkpoint(monkeypatch, capsys, log, tmp_path):
+    run = tmp_path / "run"
+    assert train(monkeypatch, log, run) == 0
+    whole = orjson.loads((run / "report.json").read_bytes())
+    broken = [
+        None,
+        b"",
+        (run / "report.json").read_bytes()[:500],
+        b"[]",
+        b'{"model_id":"x","test":null}',
+        orjson.dumps(whole | {"model_id": "0123456789abcdef"}),
+        orjson.dumps(whole | {"test": None}),
+        orjson.dumps(whole | {"test": whole["test"] | {"metrics": {}}}),
+        orjson.dumps({name: value for name, value in whole.items() if name != "device"}),
+        orjson.dumps(whole | {"history": [{"epoch": 1}]}),
+    ]
+    capsys.readouterr()
+    for content in broken:
+        if content is None:
+            (run / "report.json").unlink()
+        else:
+            (run / "report.json").write_bytes(content)
+        assert train(monkeypatch, log, run) == 0, content
+        assert "its report is made again" in capsys.readouterr().err
+        assert orjson.loads((run / "report.json").read_bytes()) == whole, content
+    for name in ("metrics.jsonl", "report.html"):
+        (run / name).unlink()
+        assert train(monkeypatch, log, run) == 0
+        assert (run / name).is_file()
+    capsys.readouterr()
+    assert train(monkeypatch, log, run) == 0
+    assert "made again" not in capsys.readouterr().err
