@@ -53,7 +53,7 @@ ones.
 @click.option(
     "--base", metavar="PRESET", help="Encoder preset that all rows stand on, so that budgets are equal."
 )
-@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each row.")
+@click.option("--seeds", type=click.IntRange(1, 1000), default=3, show_default=True, help="Runs of each row.")
 @click.option(
     "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Change one setting of all rows."
 )
@@ -67,7 +67,7 @@ ones.
 @click.option("--lexical", is_flag=True, help="Add the TF-IDF baselines.")
 @click.option(
     "--depth",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 10_000),
     default=100,
     show_default=True,
     help="Phrases of a baseline's or another system's answer that count.",
@@ -111,7 +111,7 @@ def command(
 
     # Imported before the log is read, so that a missing package is said at once.
     from trainer.compare.rankings import read_ranking
-    from trainer.compare.rows import train_rows
+    from trainer.compare.rows import check_rows, finished_runs, train_rows, trained_rows
     from trainer.compare.write import write_html
     from trainer.data.read import read_dataset, report_lines
 
@@ -120,6 +120,9 @@ def command(
         say(line)
     if len(dataset.test) == 0:
         raise ConfigError("no query of the data is held out", hint="Give --test-share above 0.")
+    if not overwrite:
+        _check_table(out, dataset)
+        check_rows(dataset, items, range(seeds), out)
     n_test, n_labels = dataset.test.clicks.shape
     answers = [(name, file, read_ranking(file, n_test, n_labels)) for name, file in files]
 
@@ -132,11 +135,11 @@ def command(
         }
     )
     elsewhere = _measured(dataset, answers, lexical, empty)
-    trained: dict[str, Row] = {}
-    comparison = _write(out, empty, elsewhere)
-    for row in train_rows(dataset, items, range(seeds), out, overwrite=overwrite):
-        trained[row.name] = row
-        comparison = _write(out, empty, [*trained.values(), *elsewhere])
+    # What is there already is in the table from its first writing on: a kill costs no finished row.
+    known = {} if overwrite else finished_runs(dataset, items, range(seeds), out)
+    comparison = _write(out, empty, [*trained_rows(items, range(seeds), known), *elsewhere])
+    for runs in train_rows(dataset, items, range(seeds), out, known, overwrite=overwrite):
+        comparison = _write(out, empty, [*trained_rows(items, range(seeds), runs), *elsewhere])
     write_html(out, comparison)
 
     if as_json:
@@ -171,6 +174,22 @@ def _check_folder(out: Path) -> None:
         raise ConfigError(
             f"{out} holds files of something else, which a comparison would mix with",
             hint="Name a new folder.",
+        )
+
+
+def _check_table(out: Path, dataset: Dataset) -> None:
+    """Refuse to write over the comparison of other data; one that can't be read compares nothing."""
+    import orjson
+
+    try:
+        data = orjson.loads((out / "compare.json").read_bytes())["data"]
+        there = (data["fingerprint"], data["split"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if there != (dataset.report.fingerprint, dataset.split.model_dump()):
+        raise ConfigError(
+            f"{out / 'compare.json'} is a comparison on other data (fingerprint or split differs)",
+            hint="Name another --out folder; --overwrite deletes the runs of these rows and the table.",
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -148,12 +150,76 @@ def test_again_takes_finished_runs_as_they_are(finished, compare):
     assert "compare.html" in result.stdout
 
 
-def test_runs_with_other_settings_are_not_mixed_in(finished, compare):
+def tables_of(out: Path) -> list[bytes]:
+    return [(out / name).read_bytes() for name in ("compare.json", "compare.html")]
+
+
+@pytest.mark.parametrize(
+    ("presets", "options", "reason"),
+    [
+        ("unidec", ["--set", "epochs=3"], r"unidec/seed-0 holds .* epochs \(2 there, 3 here\)"),
+        ("unidec,depsl", ["--set", "epochs=3"], "further folders"),
+        (
+            "new=bag,depsl:epochs=3,depsl=unidec",
+            [],
+            r"depsl/seed-0 holds .* heads \(dual_encoder there, both",
+        ),
+        ("unidec", ["--test-share", "0.3"], "on other data"),
+        ("new=bag", ["--test-share", "0.3"], "compare.json is a comparison on other data"),
+    ],
+)
+def test_another_comparison_is_refused_and_the_table_stays(finished, compare, presets, options, reason):
     out, _, _ = finished
-    result = compare(out, "--presets", "unidec", "--seeds", "1", "--set", "epochs=3")
+    before, folders = tables_of(out), sorted(out.iterdir())
+    result = compare(out, "--presets", presets, "--seeds", "1", *options)
+    assert isinstance(result.exception, ConfigError)
+    assert re.search(reason, result.exception.reason), result.exception
+    assert "--overwrite" in result.exception.hint
+    assert tables_of(out) == before
+    assert sorted(out.iterdir()) == folders
+
+
+def test_a_folder_of_something_else_in_a_rows_place_is_refused(finished, compare):
+    out, _, _ = finished
+    before = tables_of(out)
+    (out / "mine" / "seed-0").mkdir(parents=True)
+    (out / "mine" / "seed-0" / "thesis.txt").write_text("years of work")
+    result = compare(out, "--presets", "unidec,mine=bag", "--seeds", "1")
+    shutil.rmtree(out / "mine")
+    assert isinstance(result.exception, ConfigError)
+    assert "something else" in str(result.exception)
+    assert tables_of(out) == before
+
+
+def test_a_kill_costs_no_finished_row(finished, compare, tmp_path, monkeypatch):
+    out, _, _ = finished
+    shutil.copytree(out, tmp_path / "out")
+    old = rows_of(json.loads((tmp_path / "out" / "compare.json").read_text(encoding="utf-8")))
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainer.compare.rows.run_training", killed)
+    compare(tmp_path / "out", "--presets", "new=unidec,unidec,depsl", "--seeds", "2")
+    rows = rows_of(json.loads((tmp_path / "out" / "compare.json").read_text(encoding="utf-8")))
+    assert rows == {name: old[name] for name in ("unidec", "depsl")}
+
+
+def test_a_run_that_the_disk_stops_is_a_row_that_says_why(compare, tmp_path, monkeypatch):
+    """A folder's name may be too long where the file system allows less than most do."""
+    real = Path.mkdir
+
+    def refusing(self: Path, *options: object, **named: object) -> None:
+        if self.name == "seed-0" and self.parent.name == "long":
+            raise OSError(errno.ENAMETOOLONG, "File name too long", str(self))
+        real(self, *options, **named)
+
+    monkeypatch.setattr(Path, "mkdir", refusing)
+    result = compare(tmp_path / "out", "--presets", "long=unidec,depsl", "--seeds", "1")
     assert isinstance(result.exception, BidmatchError)
-    row = rows_of(json.loads((out / "compare.json").read_text(encoding="utf-8")))["unidec"]
-    assert "epochs (2 there, 3 here)" in row["runs"][0]["error"]
+    rows = rows_of(json.loads((tmp_path / "out" / "compare.json").read_text(encoding="utf-8")))
+    assert "File name too long" in rows["long"]["runs"][0]["error"]
+    assert rows["depsl"]["served"] == "dual_encoder"
 
 
 def test_rankings_alone_need_no_training(finished, compare, tmp_path):
@@ -209,13 +275,28 @@ def test_a_folder_of_something_else_is_spared(compare, tmp_path):
 def test_a_damaged_run_leaves_the_others(finished, compare, tmp_path):
     out, _, _ = finished
     shutil.copytree(out, tmp_path / "out")
-    (tmp_path / "out" / "unidec" / "seed-0" / "report.json").write_text("{", encoding="utf-8")
+    (weights,) = (tmp_path / "out" / "unidec" / "seed-0" / "checkpoints").glob("*-final/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
     result = compare(tmp_path / "out", "--presets", "unidec,depsl", "--seeds", "1")
     assert isinstance(result.exception, BidmatchError)
     rows = rows_of(json.loads((tmp_path / "out" / "compare.json").read_text(encoding="utf-8")))
-    assert rows["unidec"]["runs"][0]["error"]
+    assert "model.safetensors is missing or altered" in rows["unidec"]["runs"][0]["error"]
     assert rows["depsl"]["views"]["dual_encoder"]["all"]["P@1"]["n"] == 1
     anew = compare(tmp_path / "out", "--presets", "unidec,depsl", "--seeds", "1", "--overwrite")
     assert anew.exception is None, anew.exception
     rows = rows_of(json.loads((tmp_path / "out" / "compare.json").read_text(encoding="utf-8")))
     assert rows["unidec"]["runs"][0]["error"] is None
+
+
+def test_a_report_that_is_not_whole_is_made_again(finished, compare, tmp_path):
+    out, _, _ = finished
+    shutil.copytree(out, tmp_path / "out")
+    old = rows_of(json.loads((out / "compare.json").read_text(encoding="utf-8")))["unidec"]
+    for seed, content in enumerate((b"{", b'{"model_id": "x", "test": null}')):
+        (tmp_path / "out" / "unidec" / f"seed-{seed}" / "report.json").write_bytes(content)
+    result = compare(tmp_path / "out", "--presets", "unidec", "--seeds", "2")
+    assert result.exception is None, result.exception
+    new = rows_of(json.loads((tmp_path / "out" / "compare.json").read_text(encoding="utf-8")))["unidec"]
+    assert new["views"] == old["views"]
+    # The memory that training took was measured then; making a report again takes less.
+    assert new["peak_host_bytes"] == old["peak_host_bytes"]
