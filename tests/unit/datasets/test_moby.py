@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -96,11 +97,72 @@ def test_a_folder_that_is_there_is_kept(tmp_path):
     assert (tmp_path / "out" / "trn.jsonl").read_bytes() == before
 
 
+def test_overwrite_replaces_only_what_was_written_here(tmp_path):
+    moby = thesaurus(read_lines(many(tmp_path)))
+    out = tmp_path / "out"
+    out.mkdir()
+    write_folder(moby, out, overwrite=True)
+    write_folder(moby, out, seed=3, overwrite=True)
+    assert len(read_dataset([out]).test)
+
+    (out / "thesis.txt").write_text("years of work")
+    with pytest.raises(BidmatchError, match="no data set that this command wrote, so --overwrite does not"):
+        write_folder(moby, out, overwrite=True)
+    assert (out / "thesis.txt").read_text() == "years of work"
+    (out / "thesis.txt").unlink()
+
+    # A data set in this format of someone's own, a folder under a known name, a file.
+    (out / "filter_labels_train.txt").unlink()
+    with pytest.raises(BidmatchError, match="no data set that this command wrote"):
+        write_folder(moby, out, overwrite=True)
+    (out / "filter_labels_train.txt").mkdir()
+    with pytest.raises(BidmatchError, match="no data set that this command wrote"):
+        write_folder(moby, out, overwrite=True)
+    with pytest.raises(BidmatchError, match="no data set that this command wrote"):
+        write_folder(moby, tmp_path / "many.txt", overwrite=True)
+    assert (out / "trn.jsonl").is_file()
+    assert (tmp_path / "many.txt").is_file()
+
+
+def test_a_taken_folder_is_refused_before_the_words_are_read(monkeypatch, capsys, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "photo.jpg").write_bytes(b"x")
+    command = ("convert", "moby", tmp_path / "out", "--words", tmp_path / "no such file", "--overwrite")
+    assert run(monkeypatch, *command) == 1
+    assert "does not replace it" in capsys.readouterr().err
+    assert (tmp_path / "out" / "photo.jpg").is_file()
+
+
+def test_few_roots_have_no_test_part(monkeypatch, capsys, tmp_path, words):
+    out = tmp_path / "out"
+    # Of two roots, some seed holds out none, and some seed both.
+    for seed in range(200):
+        moby = thesaurus(read_lines(words), max_synonyms=5)
+        written = write_folder(moby, out, seed=seed, overwrite=True)
+        assert written.queries >= 1
+        assert (out / "tst.jsonl").exists() == (out / "filter_labels_test.txt").exists()
+        assert (out / "tst.jsonl").exists() == bool(written.test_queries)
+        dataset = read_dataset([out])
+        assert dataset.report.queries == 2
+        assert dataset.split.kind == ("given" if written.test_queries else "by_query_hash")
+    assert run(monkeypatch, "convert", "moby", out, "--words", words, "--overwrite") == 0
+    assert "no test part: the roots are too few" in capsys.readouterr().out
+
+
+def test_a_packed_word_list(tmp_path, words):
+    packed = tmp_path / "words.gz"
+    packed.write_bytes(gzip.compress(b"\xef\xbb\xbf" + words.read_bytes()))
+    assert list(read_lines(packed)) == list(read_lines(words))
+    packed.write_bytes(packed.read_bytes()[:-12])
+    with pytest.raises(InputError, match=r"words\.gz: the gzip archive is damaged"):
+        list(read_lines(packed))
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"abandon,leave\r\nalone\r\n", "line 2: the line is not a root and its synonyms"),
-        (b"caf\xe9,bar\r\n", "is not UTF-8 text"),
+        (b"bar,leave\r\ncaf\xe9,bar\r\n", "line 2: is not UTF-8 text"),
         (b"alone,alone\r\n", "no root with synonyms is left"),
         (b"", "no root with synonyms is left"),
     ],
