@@ -34,7 +34,7 @@ from trainer.data.dataset import Dataset, Interactions
 from trainer.data.options import ReadOptions
 from trainer.data.read import read_dataset
 from trainer.embed import embed
-from trainer.metrics import recall_at_k
+from trainer.metrics import most_filtered, recall_at_k, without_filtered
 from trainer.mining import exact_top_k
 from trainer.model import normalised
 from trainer.run import run_training
@@ -48,8 +48,9 @@ def without_labels(dataset: Dataset, held: np.ndarray) -> Dataset:
 
     def part(interactions: Interactions) -> Interactions:
         clicks = interactions.clicks[:, ~held]
+        filtered = None if interactions.filtered is None else interactions.filtered[:, ~held]
         rows = np.flatnonzero(np.diff(clicks.indptr))
-        return Interactions(interactions.queries.take(pa.array(rows)), clicks[rows])
+        return Interactions(interactions.queries, clicks, filtered).take(rows)
 
     phrases = dataset.phrases.filter(pa.array(~held))
     return dataclasses.replace(dataset, phrases=phrases, train=part(dataset.train), test=part(dataset.test))
@@ -72,11 +73,14 @@ def rankings(run: TrainedRun, dataset: Dataset, held: np.ndarray, rows: np.ndarr
     from_near = from_text.clone()
     from_near[new] = normalised(trained[near].mean(1))
     query = torch.cat([x.phi_d, normalised(x.phi_c)], 1)
-    return {
-        "both heads of its text": exact_top_k(query, torch.cat([z.phi_d, from_text], 1), max(KS)),
-        "dual encoder alone": exact_top_k(x.phi_d, z.phi_d, max(KS)),
-        "nearest trained rows": exact_top_k(query, torch.cat([z.phi_d, from_near], 1), max(KS)),
+    filtered = None if dataset.test.filtered is None else dataset.test.filtered[rows]
+    depth = max(KS) + most_filtered(filtered)
+    ways = {
+        "both heads of its text": (query, torch.cat([z.phi_d, from_text], 1)),
+        "dual encoder alone": (x.phi_d, z.phi_d),
+        "nearest trained rows": (query, torch.cat([z.phi_d, from_near], 1)),
     }
+    return {way: without_filtered(exact_top_k(*pair, depth), filtered, max(KS)) for way, pair in ways.items()}
 
 
 def recalls(topk: np.ndarray, truth: sp.csr_matrix, counted: np.ndarray) -> dict[str, float]:
