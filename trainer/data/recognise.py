@@ -21,7 +21,7 @@ from trainer.data.labels import read_label_lines
 from trainer.data.options import ReadOptions
 from trainer.data.recognised import LabelLists, Recognised, packed
 from trainer.data.report_text import TextReport, recognise_text_report
-from trainer.data.text2text import is_text2text, label_list_beside, recognise_text2text
+from trainer.data.text2text import label_list_of, recognise_text2text
 from trainer.data.ubi import UbiJoin, is_event, is_query
 from trainer.data.workbook import Workbook
 from trainer.data.xmc_json import is_xmc_object, recognise_xmc_json
@@ -66,9 +66,6 @@ def recognise(source: Source, options: ReadOptions, ubi: UbiJoin, lists: LabelLi
             file=source.path,
             hint="Write one object a line, for instance with: jq -c '.[]' file.json > file.jsonl",
         )
-    label_file = label_list_beside(source.path)
-    if label_file is not None and is_text2text(head):
-        return recognise_text2text(source, label_file, encoding, options, lists)
     if _BAG_OF_WORDS.match(head):
         raise InputError(
             "is a bag-of-words file of the extreme classification repository, which holds no text",
@@ -81,6 +78,9 @@ def recognise(source: Source, options: ReadOptions, ubi: UbiJoin, lists: LabelLi
             file=source.path,
             hint="Name the folder that holds it together with trn_X.txt and Y.txt.",
         )
+    label_file = label_list_of(source.path, head)
+    if label_file is not None:
+        return recognise_text2text(source, label_file, encoding, options, lists)
     found = recognise_text_report(source, head, encoding, options)
     if isinstance(found, TextReport):
         written = "TSV" if found.delimiter == "\t" else "CSV"

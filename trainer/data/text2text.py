@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from bidmatch.base.errors import InputError
 from bidmatch.base.input_files import Source, undecodable
 from trainer.data.collect import Collector
+from trainer.data.columns import PHRASE, QUERY, canonical
 from trainer.data.filters import filter_beside, read_filter
 from trainer.data.labels import Labels, read_label_lines
 from trainer.data.lines import line_blocks
@@ -24,44 +26,83 @@ from trainer.data.rows import SURROGATE
 from trainer.data.sparse_text import parse_sparse_rows
 
 LABEL_NAMES = ("output-labels.txt", "output-items.txt", "output-labels.txt.gz", "output-items.txt.gz")
-_TRAIN = ("training-data", "train-data", "X.trn", "trn", "train")
-_TEST = ("test-data", "testing-data", "X.tst", "tst", "test")
+_OWN_LIST = "labels.txt"
+# Names that only this layout has, and names that click logs have, too.
+_OWN_TRAIN, _OWN_TEST = ("training-data", "train-data"), ("test-data", "testing-data")
+_TRAIN = (*_OWN_TRAIN, "X.trn", "trn", "train")
+_TEST = (*_OWN_TEST, "X.tst", "tst", "test")
+_ENDS = (".txt", ".txt.gz", ".tsv", ".tsv.gz")
 _LINE = re.compile(r"(\d+(::[-+.\deE]+)?(,\d+(::[-+.\deE]+)?)*)?\t.*\S.*")
+_SEVERAL_OR_WEIGHED = re.compile(r"\d+(,\d|::)")
 
 
-def label_list_beside(path: Path) -> Path | None:
-    """The label list of a text2text file."""
-    names = (*LABEL_NAMES, "labels.txt")
+def label_list_of(path: Path, head: str) -> Path | None:
+    """The label list of a text2text file; None for a file of another kind.
+
+    The kind is told by the names of the two files, so that no line of the file can hide it, and where these
+    may be a click log's as well, by what most of the first lines look like.
+
+    Raises:
+        InputError: it is text2text, and there is no label list beside it.
+    """
+    lines = _head_lines(head)
+    stem, headed, fitting = _stem(path), _has_log_header(lines), _mostly_fit(lines)
+    own = stem in (*_OWN_TRAIN, *_OWN_TEST)
+    by_name = label_list_by_name(path)
+    if by_name is not None and (own or fitting or not headed):
+        return by_name
+    if headed or not fitting:
+        return None
+    beside = next(
+        (found for name in (*LABEL_NAMES, _OWN_LIST) if (found := path.parent / name).is_file()), None
+    )
+    if beside is None and (own or (stem in (*_TRAIN, *_TEST) and any(map(_SEVERAL_OR_WEIGHED.match, lines)))):
+        raise InputError(
+            f"refers to labels by number, and there is no {LABEL_NAMES[0]} beside it",
+            file=path,
+            hint="Put the label list of the data set, one label a line, into the same folder.",
+        )
+    return beside
+
+
+def label_list_by_name(path: Path) -> Path | None:
+    """The label list of a file that is text2text by its name and the list's; None where these do not say."""
+    stem = _stem(path)
+    names: tuple[str, ...] = LABEL_NAMES if stem in (*_TRAIN, *_TEST) else ()
+    if stem in (*_OWN_TRAIN, *_OWN_TEST):
+        names = (*LABEL_NAMES, _OWN_LIST)
     return next((found for name in names if (found := path.parent / name).is_file()), None)
 
 
-def is_text2text(head: str) -> bool:
-    """Whether all lines of a file's head are labels and a text."""
-    lines = [line for line in head.split("\n")[:200] if line.strip()]
-    return (
-        bool(lines)
-        and all(_LINE.fullmatch(line.rstrip("\r")) for line in lines)
-        and any(not line.startswith("\t") for line in lines)
-    )
+def _stem(path: Path) -> str:
+    return next((path.name[: -len(end)] for end in _ENDS if path.name.endswith(end)), "")
+
+
+def _head_lines(head: str) -> list[str]:
+    return [line.rstrip("\r") for line in head.split("\n")[:200] if line.strip()]
+
+
+def _has_log_header(lines: list[str]) -> bool:
+    header = [canonical(cell) for line in lines[:1] for cell in line.split("\t")]
+    return any(name in QUERY for name in header) and any(name in PHRASE for name in header)
+
+
+def _mostly_fit(lines: list[str]) -> bool:
+    """Whether most lines are labels and a text."""
+    fitting = [line for line in lines if _LINE.fullmatch(line)]
+    return 2 * len(fitting) > len(lines) and any(not line.startswith("\t") for line in fitting)
 
 
 def find_text2text(folder: Path) -> list[tuple[Path, int]] | None:
     """The data files of a folder in this layout with their parts; None for another layout."""
-    if not any((folder / name).is_file() for name in LABEL_NAMES):
-        return None
     train, test = (
         next(
-            (
-                path
-                for name in names
-                for end in (".txt", ".txt.gz", ".tsv", ".tsv.gz")
-                if (path := folder / f"{name}{end}").is_file()
-            ),
+            (path for name in names for end in _ENDS if (path := folder / f"{name}{end}").is_file()),
             None,
         )
         for names in (_TRAIN, _TEST)
     )
-    if train is None:
+    if train is None or label_list_by_name(train) is None:
         return None
     return [(train, 0)] + ([(test, 1)] if test is not None else [])
 

@@ -250,14 +250,51 @@ class TestBadLines:
             ("1\ta hat", "1,\ta hat", "not a list of label numbers"),
             ("1\ta hat", "8\ta hat", "label 8 is not a line of output-labels.txt"),
             ("1\ta hat", "1\t ", "the query is empty"),
+            ("1\ta hat", "1,x\ta hat", "not a list of label numbers"),
+            ("1\ta hat", "-1,2\ta hat", "not a list of label numbers"),
+            ("1\ta hat", "1::0.5,2::x\ta hat", "not a list of label numbers"),
+            ("1\ta hat", "a hat\t1", "not a list of label numbers"),
+            ("1\ta hat", "query\tphrase", "not a list of label numbers"),
         ],
     )
     def test_text2text(self, tmp_path, old, new, reason):
         folder = write("text2text", tmp_path / "set")
-        # The kind is told by the first lines, so the bad one stands behind them.
         path = folder / "training-data.txt"
         path.write_text("0\tanother\n" * 300 + path.read_text())
         self.check(folder, "training-data.txt", old, new, 302, reason, lost=0)
+
+    @pytest.mark.parametrize("line", range(1, 5))
+    @pytest.mark.parametrize(
+        "bad", ["1,x\tq", "-1,2\tq", "1::x\tq", "1,\tq", "a hat\t1", "q", "query\tphrase"]
+    )
+    @pytest.mark.parametrize("names", [("training-data", "output-labels"), ("trn", "output-items")])
+    def test_text2text_wherever_the_bad_line_stands(self, tmp_path, line, bad, names):
+        """No line makes the file one of another kind, whose queries would be the label numbers."""
+        folder = write("text2text", tmp_path / "set")
+        (folder / "training-data.txt").rename(folder / f"{names[0]}.txt")
+        (folder / "output-labels.txt").rename(folder / f"{names[1]}.txt")
+        path = folder / f"{names[0]}.txt"
+        rows = path.read_text().split("\n")
+        rows[line - 1] = bad
+        path.write_text("\n".join(rows))
+        for named in (folder, path):
+            with pytest.raises(
+                InputError, match="no tab" if bad == "q" else "not a list of label numbers"
+            ) as caught:
+                read_dataset([named])
+            assert (caught.value.file, caught.value.line) == (str(path), line)
+        dataset = read_dataset([folder], ReadOptions(bad_lines="skip"))
+        assert "PECOS text2text" in dataset.report.format
+        assert (len(dataset.train), len(dataset.test)) == (3, 2)
+        assert sum(dataset.report.skipped.values()) == 1
+
+    def test_text2text_with_swapped_columns(self, tmp_path):
+        folder = write("text2text", tmp_path / "set")
+        rows = (folder / "training-data.txt").read_text().strip().split("\n")
+        swapped = ["\t".join(reversed(row.split("\t"))) for row in rows]
+        (folder / "training-data.txt").write_text("\n".join(swapped))
+        with pytest.raises(InputError, match=r"training-data\.txt, line 1: what stands before the tab"):
+            read_dataset([folder])
 
     @pytest.mark.parametrize(
         ("old", "new", "reason"),
@@ -315,6 +352,17 @@ class TestFilesThatDoNotFit:
         folder = write("xmc json", tmp_path / "json")
         (folder / "lbl.json").unlink()
         self.refused(folder / "trn.json", r"no lbl\.json\.gz beside it")
+
+    @pytest.mark.parametrize("name", ["training-data", "X.trn", "train"])
+    def test_no_label_list_of_text2text(self, tmp_path, name):
+        folder = write("text2text", tmp_path / "set")
+        (folder / "output-labels.txt").unlink()
+        (folder / "training-data.txt").rename(folder / f"{name}.txt")
+        path = folder / f"{name}.txt"
+        for text in (path.read_text(), "no tab\n" + path.read_text()):
+            path.write_text(text)
+            self.refused(path, rf"{name}\.txt: refers to labels by number, and there is no output-labels")
+            self.refused(folder, r"refers to labels by number, and there is no output-labels\.txt beside it")
 
     def test_a_damaged_npz(self, tmp_path):
         folder = write("xmc npz", tmp_path / "npz")
@@ -398,6 +446,26 @@ class TestSplits:
         folder = write("xmc texts", tmp_path / "set")
         (folder / "tst_X.txt").unlink()
         assert read_dataset([folder]).split.kind == "by_query_hash"
+
+    def test_text2text_with_labels_txt(self, tmp_path, reference):
+        folder = write("text2text", tmp_path / "set")
+        (folder / "output-labels.txt").rename(folder / "labels.txt")
+        dataset = read_dataset([folder])
+        assert dataset.split.kind == "given"
+        assert dataset.report.fingerprint == reference.report.fingerprint
+
+    def test_a_click_log_beside_a_label_list_stays_one(self, tmp_path):
+        write("text2text", tmp_path / "set")
+        for name, text in (
+            ("train.tsv", "query\tphrase\nred shoe\tshoes\n"),
+            ("log.txt", "red shoe\tshoes\n12\tdozen\n"),
+            ("numbers.tsv", "query\tphrase\n12\tdozen\n13\tmore\n"),
+        ):
+            (tmp_path / "set" / name).write_text(text)
+            assert "click log" in read_log([tmp_path / "set" / name]).report.format
+        # Queries that are numbers are a click log where nothing says that they are labels.
+        (tmp_path / "train.tsv").write_text("4711\tpart\n0815\tpin\n")
+        assert "click log" in read_log([tmp_path / "train.tsv"]).report.format
 
     def test_single_files_of_a_data_set_can_be_named(self, tmp_path):
         folder = write("xmc json, packed", tmp_path / "set")
