@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bidmatch.base.errors import InputError
-from bidmatch.base.input_files import Source, open_source
+from bidmatch.base.input_files import Source, detect_encoding, open_source, undecodable
 from trainer.data.collect import Collector
 from trainer.data.jsonlines import read_label_objects
 from trainer.data.labels import Labels
@@ -166,46 +166,55 @@ def _read(
     labels, document_ids = folder.documents
     query_texts, query_ids = folder.query_texts
     reader = NumberedReader(collector, source.path, labels, part)
+    encoding = detect_encoding(source, folder.options.encoding)
     line = 1
-    with source.open(advance) as stream:
-        for lines in line_blocks(stream, "utf-8", _LINES_AT_ONCE):
-            cells = _judgements(lines, line, source.path, collector)
-            line += len(lines)
-            if not cells:
-                continue
-            numbers, queries, documents, scores = (list(column) for column in zip(*cells, strict=True))
-            query = _places(queries, query_ids)
-            document = _places(documents, document_ids)
-            for known, names, file in (
-                (query, queries, folder.queries),
-                (document, documents, folder.corpus),
-            ):
-                lost = np.flatnonzero(known < 0)
-                first = f"the id {names[lost[0]][:40]!r} is not in {file.name}" if len(lost) else None
-                lines_of = [numbers[at] for at in lost]
-                collector.bad_rows(f"the id is not in {file.name}", source.path, lines_of, first)
-            good = (query >= 0) & (document >= 0)
-            reader.add(
-                Block(
-                    np.array(numbers, dtype=np.int64)[good],
-                    query_texts.take(pa.array(query[good])),
-                    np.ones(int(good.sum()), dtype=np.int64),
-                    document[good],
-                    np.array(scores, dtype=np.float64)[good],
+    try:
+        with source.open(advance) as stream:
+            for lines in line_blocks(stream, encoding, _LINES_AT_ONCE):
+                cells = _judgements(lines, line, source, encoding, query_ids, collector)
+                line += len(lines)
+                if not cells:
+                    continue
+                numbers, queries, documents, scores = (list(column) for column in zip(*cells, strict=True))
+                query = _places(queries, query_ids)
+                document = _places(documents, document_ids)
+                for known, names, file in (
+                    (query, queries, folder.queries),
+                    (document, documents, folder.corpus),
+                ):
+                    lost = np.flatnonzero(known < 0)
+                    first = f"the id {names[lost[0]][:40]!r} is not in {file.name}" if len(lost) else None
+                    lines_of = [numbers[at] for at in lost]
+                    collector.bad_rows(f"the id is not in {file.name}", source.path, lines_of, first)
+                good = (query >= 0) & (document >= 0)
+                reader.add(
+                    Block(
+                        np.array(numbers, dtype=np.int64)[good],
+                        query_texts.take(pa.array(query[good])),
+                        np.ones(int(good.sum()), dtype=np.int64),
+                        document[good],
+                        np.array(scores, dtype=np.float64)[good],
+                    )
                 )
-            )
+    except UnicodeDecodeError:
+        raise undecodable(source, encoding) from None
 
 
 def _judgements(
-    lines: list[str], start: int, path: Path, collector: Collector
+    lines: list[str], start: int, source: Source, encoding: str, query_ids: pa.Array, collector: Collector
 ) -> list[tuple[int, str, str, float]]:
     """(line, query id, document id, score) of the lines that say a document is relevant."""
+    path = source.path
     cells = []
     for line, text in enumerate(lines, start):
-        if not text.strip() or (line == 1 and _is_header(text)):
+        if not text.strip():
             continue
         if SURROGATE.search(text):
+            if collector.options.bad_lines == "stop":
+                raise undecodable(source, encoding)
             collector.bad("the text is not UTF-8", path, line)
+            continue
+        if line == 1 and _is_header(text, query_ids):
             continue
         parts = [part.strip() for part in text.split("\t")]
         # TREC's own files have an iteration between the ids.
@@ -226,8 +235,19 @@ def _judgements(
     return cells
 
 
-def _is_header(text: str) -> bool:
-    return "query" in text.casefold() and not text.rsplit("\t", 1)[-1].strip().lstrip("-").isdecimal()
+def _is_header(text: str, query_ids: pa.Array) -> bool:
+    """Whether a first line names its columns; a judgement, good or bad, begins with a query's id."""
+    cells = [cell.strip() for cell in text.split("\t")]
+    known = pc.index(query_ids, pa.scalar(cells[0], query_ids.type)).as_py() >= 0
+    return "query" in text.casefold() and not _is_number(cells[-1]) and not known
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _places(names: list[str], ids: pa.Array) -> np.ndarray:

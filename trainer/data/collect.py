@@ -18,7 +18,11 @@ from trainer.data.options import ReadOptions
 from trainer.data.strings import key_array, normalise_array
 
 SKIP_HINT = "Correct the line, or pass --bad-lines skip to leave such lines out and count them."
+ALL_BAD_HINT = (
+    "All lines of the file are bad, so --bad-lines skip would leave it out: correct it or remove it."
+)
 MAX_WEIGHT = 1e15
+_BAD = "bad line: "
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,11 @@ class Collector:
         self.numbered: list[NumberedPairs] = []
         self.filters: list[NumberedFilter] = []
 
+    @property
+    def bad_lines(self) -> int:
+        """Rows left out as bad lines."""
+        return sum(count for reason, count in self.skipped.items() if reason.startswith(_BAD))
+
     def leave_out(self, reason: str, rows: int = 1) -> None:
         """Count rows that are no pair and no mistake either, such as a report's total line."""
         self.rows += rows
@@ -152,7 +161,7 @@ class Collector:
         if self.options.bad_lines == "stop":
             raise InputError(reason, file=file, line=line, hint=hint or SKIP_HINT)
         self.rows += 1
-        self.skipped[f"bad line: {reason}"] += 1
+        self.skipped[f"{_BAD}{reason}"] += 1
 
     def bad_rows(self, reason: str, file: Path, lines: Sequence[int], first: str | None = None) -> None:
         """Bad lines of one kind, in order: counted under `skip`.
@@ -170,7 +179,7 @@ class Collector:
             return
         if self.options.bad_lines == "stop":
             self.bad(first or reason, file, int(lines[0]))
-        self.leave_out(f"bad line: {reason}", len(lines))
+        self.leave_out(f"{_BAD}{reason}", len(lines))
 
     def extend(self, other: Collector) -> None:
         """Take over all that another collector with the same options holds."""
@@ -224,7 +233,7 @@ class Collector:
                 row, reason = min(first)
                 raise InputError(reason, file=file, line=int(batch.lines[row]), hint=SKIP_HINT)
         for reason, fault in faults:
-            self._drop(keep, fault, f"bad line: {reason}")
+            self._drop(keep, fault, f"{_BAD}{reason}")
         with np.errstate(over="ignore", under="ignore"):
             self._drop(keep, weights.astype(np.float32) == 0, f"weight is 0 (no {self.options.weight})")
         self.rows += len(weights)

@@ -23,6 +23,7 @@ from trainer.data.numbers import parse_number
 from trainer.data.options import ReadOptions
 from trainer.data.rows import RowBuffer
 
+NOT_UTF8 = "the line is not UTF-8 text, and JSON is read as UTF-8 whatever --encoding says"
 _BATCH_PAIRS = 1 << 18
 
 
@@ -48,7 +49,9 @@ def objects(
             try:
                 value = orjson.loads(raw)
             except orjson.JSONDecodeError as problem:
-                rows.bad(f"the line is not valid JSON ({_place(problem)})", line)
+                rows.bad(
+                    NOT_UTF8 if not_utf8(raw) else f"the line is not valid JSON ({_place(problem)})", line
+                )
                 continue
             if not isinstance(value, dict):
                 rows.bad("the line is not a JSON object in braces { }", line)
@@ -65,6 +68,15 @@ def unwrap(value: dict[str, Any]) -> dict[str, Any] | None:
         return inner
     action = next(iter(value.values())) if len(value) == 1 else None
     return None if isinstance(action, dict) and next(iter(value)) in ("index", "create") else value
+
+
+def not_utf8(raw: bytes) -> bool:
+    """Whether bytes are no UTF-8."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
 
 
 def _place(problem: orjson.JSONDecodeError) -> str:
@@ -292,10 +304,12 @@ class _BadLabels:
 
     def __init__(self, path: Path, options: ReadOptions):
         self._path, self._options = path, options
+        self.first: tuple[str, int] | None = None
 
     def bad(self, reason: str, line: int) -> None:
         if self._options.bad_lines == "stop":
             raise InputError(reason, file=self._path, line=line, hint=SKIP_HINT)
+        self.first = self.first or (reason, line)
 
 
 def read_label_objects(
@@ -318,7 +332,7 @@ def read_label_objects(
         The labels, and the own id of every line, string array (lines,), "" for none.
 
     Raises:
-        InputError: the file cannot be read, or a line is bad and bad lines stop.
+        InputError: the file cannot be read, a line is bad and bad lines stop, or no line holds a label.
     """
     source = open_source(path)
     bad = _BadLabels(path, options)
@@ -332,7 +346,9 @@ def read_label_objects(
         texts.put(line - 1, text)
         ids.put(line - 1, "" if own is None else str(own))
     if not len(texts):
-        raise InputError("holds no label", file=path)
+        reason, at = bad.first or ("holds no label", None)
+        also = "; no line holds a label" if bad.first else ""
+        raise InputError(reason + also, file=path, line=at)
     own_ids = ids.array()
     return label_list(path, texts.array(), own_ids), own_ids
 

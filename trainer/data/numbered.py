@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.data.collect import MAX_WEIGHT, Collector, NumberedFilter, NumberedPairs
+from bidmatch.base.errors import InputError
+from trainer.data.collect import ALL_BAD_HINT, MAX_WEIGHT, Collector, NumberedFilter, NumberedPairs
 from trainer.data.filters import FilterPairs
 from trainer.data.labels import Labels
 from trainer.data.strings import key_array
@@ -143,18 +144,18 @@ class NumberedReader:
             rows: how many the file has.
 
         Raises:
-            InputError: there is one and bad lines stop.
+            InputError: there is one and bad lines stop, or there is no other.
         """
         if self._filter is None:
             return
         beyond = int(np.searchsorted(self._filter.rows, rows))
-        if beyond < len(self._filter.rows):
-            self._collector.bad_rows(
-                f"the row is none of {self._path.name}",
-                self._filter.path,
-                self._filter.lines[beyond:].tolist(),
-                f"row {self._filter.rows[beyond]} is none of {self._path.name} (0 to {rows - 1:,})",
-            )
+        if beyond == len(self._filter.rows):
+            return
+        path, lines = self._filter.path, self._filter.lines[beyond:].tolist()
+        fault = f"row {self._filter.rows[beyond]} is none of {self._path.name} (0 to {rows - 1:,})"
+        self._collector.bad_rows(f"the row is none of {self._path.name}", path, lines, fault)
+        if beyond == 0:
+            raise InputError(fault, file=path, line=lines[0], hint=ALL_BAD_HINT)
 
     def _take_filter(self, rows: np.ndarray, keys: pa.Array) -> None:
         assert self._filter is not None

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from bidmatch.base.console import progress
 from bidmatch.base.errors import InputError
 from trainer.data.assemble import Assembled, assemble, assemble_numbered, take_out_filtered
-from trainer.data.collect import Collector
+from trainer.data.collect import ALL_BAD_HINT, Collector
 from trainer.data.dataset import Dataset, Interactions, ReadReport, SplitRecord
 from trainer.data.fingerprint import fingerprint
 from trainer.data.folders import Entry, entries
@@ -62,7 +62,7 @@ def _read(paths: Sequence[Path], options: ReadOptions) -> _Reading:
     collector = Collector(options)
     with _bar(files) as advance:
         for one, part in recognised:
-            one.read(collector, part, advance)
+            _read_one(one, collector, part, advance)
     if not collector.queries and not collector.numbered:
         raise _nothing_left(collector, files)
     assembled = _assembled(recognised, collector)
@@ -76,6 +76,33 @@ def _read(paths: Sequence[Path], options: ReadOptions) -> _Reading:
     if given:
         assembled = _keep_test_out_of_training(assembled, notes)
     return _Reading(assembled, given, _report(recognised, collector, assembled, merged, notes))
+
+
+def _read_one(
+    one: Recognised, collector: Collector, part: int, advance: Callable[[int], None] | None
+) -> None:
+    """Read a file.
+
+    Raises:
+        InputError: it cannot be read, or all its lines are bad, even where bad lines are skipped: it is not
+            what it was taken for then, and to go on would leave it out as if it were not there.
+    """
+    rows, bad = collector.rows, collector.bad_lines
+    one.read(collector, part, advance)
+    rows, bad = collector.rows - rows, collector.bad_lines - bad
+    if not bad or bad < rows:
+        return
+    options = collector.options.model_copy(update={"bad_lines": "stop"})
+    try:
+        one.read(Collector(options), part)
+    except InputError as problem:
+        line = "" if problem.line is None else f", line {problem.line}"
+        raise InputError(
+            problem.reason.removeprefix(f"{problem.file}{line}: "),
+            file=problem.file,
+            line=problem.line,
+            hint=ALL_BAD_HINT,
+        ) from None
 
 
 def _assembled(recognised: Sequence[tuple[Recognised, int]], collector: Collector) -> Assembled:

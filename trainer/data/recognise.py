@@ -53,9 +53,8 @@ def recognise(source: Source, options: ReadOptions, ubi: UbiJoin, lists: LabelLi
     head = decode_head(source, encoding)
     if not head.strip():
         raise EmptyFileError(source.path)
-    first_line = head.lstrip().partition("\n")[0]
-    if first_line.startswith("{") and ("\t" not in first_line or first_line.rstrip().endswith("}")):
-        if not encoding.startswith("utf-8"):
+    if _starts_json(head) or _is_utf8_json(source):
+        if not encoding.startswith("utf-8") and not _is_utf8_json(source):
             raise InputError(
                 f"is JSON in {encoding_name(encoding)}", file=source.path, hint="Save the file as UTF-8."
             )
@@ -91,6 +90,20 @@ def recognise(source: Source, options: ReadOptions, ubi: UbiJoin, lists: LabelLi
         if found is not None:
             raise found from None
         raise
+
+
+def _starts_json(head: str) -> bool:
+    first_line = head.lstrip().partition("\n")[0]
+    return first_line.startswith("{") and ("\t" not in first_line or first_line.rstrip().endswith("}"))
+
+
+def _is_utf8_json(source: Source) -> bool:
+    """Whether a file is JSON to be read as UTF-8.
+
+    JSON has no other encoding than Unicode's, so the one that the user named is that of the text files beside
+    it; a file that is in another one all the same has lines that are no UTF-8.
+    """
+    return _starts_json(decode_head(source, "utf-8")) and b"\0" not in source.head[:64]
 
 
 def _recognise_workbook(source: Source, options: ReadOptions) -> Recognised:
@@ -143,6 +156,10 @@ def _first_object(source: Source) -> dict[str, Any]:
             try:
                 value = orjson.loads(line)
             except orjson.JSONDecodeError as problem:
+                if jsonlines.not_utf8(line):
+                    raise InputError(
+                        jsonlines.NOT_UTF8, file=source.path, line=number, hint="Save the file as UTF-8."
+                    ) from None
                 raise InputError(
                     f"starts like JSON lines, but the line is not valid JSON ({problem.msg})",
                     file=source.path,
@@ -158,7 +175,7 @@ def _first_object(source: Source) -> dict[str, Any]:
 def _recognise_json(source: Source, options: ReadOptions, ubi: UbiJoin, lists: LabelLists) -> Recognised:
     first = _first_object(source)
     if "query" in first and "labels" in first:
-        return _recognise_labelled(source, first, lists)
+        return _recognise_labelled(source, first, options, lists)
     if is_xmc_object(first):
         return recognise_xmc_json(source, options, lists)
     if is_query(first):
@@ -190,13 +207,15 @@ def _recognise_ubi_queries(source: Source, ubi: UbiJoin) -> Recognised:
     return Recognised(source, f"User Behavior Insights queries (JSONL{packed(source)})", read, first=True)
 
 
-def _recognise_labelled(source: Source, first: dict[str, Any], lists: LabelLists) -> Recognised:
+def _recognise_labelled(
+    source: Source, first: dict[str, Any], options: ReadOptions, lists: LabelLists
+) -> Recognised:
     found = first["labels"]
     beside = source.path.parent / "labels.txt"
     texts = isinstance(found, list) and bool(found) and isinstance(found[0], str)
     labels = None
     if not texts or beside.exists():
-        labels = lists.get(beside, lambda: read_label_lines(beside))
+        labels = lists.get(beside, lambda: read_label_lines(beside, options.encoding))
     filter_file = None if labels is None else filter_beside(source.path)
 
     def read(collector: Collector, part: int, advance: Callable[[int], None] | None = None) -> None:

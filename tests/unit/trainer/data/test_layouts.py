@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -309,6 +310,115 @@ class TestBadLines:
         self.check(write("beir", tmp_path / "set"), "qrels/train.tsv", old, new, 3, reason)
 
 
+class TestEncodings:
+    def test_labels_in_another_encoding_than_the_json_beside_them(self, tmp_path, reference):
+        folder = write("labelled", tmp_path / "set")
+        path = folder / "labels.txt"
+        text = path.read_text()
+        path.write_text(text, encoding="cp1252")
+        with pytest.raises(InputError, match=r"labels\.txt, line 4: is not UTF-8 .*\n.*--encoding cp1252"):
+            read_dataset([folder])
+        for encoding in ("cp1252", "utf-16"):
+            path.write_text(text, encoding=encoding)
+            dataset = read_dataset([folder], ReadOptions(encoding=encoding))
+            assert dataset.report.fingerprint == reference.report.fingerprint
+
+    @pytest.mark.parametrize("line", [1, 2])
+    @pytest.mark.parametrize("encoding", [None, "cp1252"])
+    def test_json_that_is_no_utf8_is_not_advised_an_encoding(self, tmp_path, line, encoding):
+        rows = [b'{"query": "hat", "phrase": "x"}'] * 2
+        rows[line - 1] = '{"query": "hüte", "phrase": "x"}'.encode("cp1252")
+        (tmp_path / "log").write_bytes(b"\n".join(rows))
+        with pytest.raises(InputError, match=r"log, line \d: the line is not UTF-8 text, and JSON") as caught:
+            read_log([tmp_path / "log"], ReadOptions(encoding=encoding))
+        assert caught.value.line == line
+        assert "cp1252" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("codec", "given"),
+        [
+            ("utf-8-sig", None),
+            ("utf-16", None),
+            ("utf-16-le", None),
+            ("utf-16", "utf-16"),
+            ("cp1252", "cp1252"),
+        ],
+    )
+    @pytest.mark.parametrize("header", [True, False])
+    def test_judgements(self, tmp_path, codec, given, header):
+        folder = write("beir", tmp_path / "set")
+        for name in ("corpus.jsonl", "queries.jsonl"):
+            text = (folder / name).read_text()
+            (folder / name).write_text(text.replace('"q0"', '"frage ü"').replace('"q4"', '"frage ö"'))
+        wanted = read_dataset([write("beir", tmp_path / "plain")]).report.fingerprint
+        for path in (folder / "qrels").iterdir():
+            rows = path.read_text().replace("q0\t", "frage ü\t").replace("q4\t", "frage ö\t").split("\n")
+            path.write_text("\n".join(rows if header else rows[1:]), encoding=codec)
+        assert read_dataset([folder], ReadOptions(encoding=given)).report.fingerprint == wanted
+
+    def test_judgements_that_are_no_utf8_are_advised_what_works(self, tmp_path):
+        folder = write("beir", tmp_path / "set")
+        path = folder / "qrels" / "train.tsv"
+        path.write_text(path.read_text() + "frage ü\td1\t1\n", encoding="cp1252")
+        with pytest.raises(InputError, match=r"train\.tsv, line 9: is not UTF-8 .*\n.*--encoding cp1252"):
+            read_dataset([folder])
+        with pytest.raises(InputError, match="the id 'frage ü' is not in"):
+            read_dataset([folder], ReadOptions(encoding="cp1252"))
+
+    @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+    def test_filter_files(self, tmp_path, encoding):
+        folder = write("xmc texts", tmp_path / "set")
+        (folder / "filter_labels_test.txt").write_text("0 1\n1 3\n", encoding=encoding)
+        assert filtered(read_dataset([folder]).test) == WANTED_TEST
+
+
+class TestAllLinesBad:
+    """Skipping bad lines must not leave out a whole file, such as the training part, without a word."""
+
+    def refused(self, folder, reason):
+        with pytest.raises(InputError, match=reason) as caught:
+            read_dataset([folder], ReadOptions(bad_lines="skip"))
+        assert "All lines of the file are bad" in str(caught.value)
+
+    def test_judgements(self, tmp_path):
+        folder = write("beir", tmp_path / "set")
+        path = folder / "qrels" / "train.tsv"
+        path.write_text(path.read_text().replace("1\n", "one\n").replace("0\n", "none\n"))
+        self.refused(folder, r"train\.tsv, line 2: the score is not a number")
+
+    def test_part_of_a_folder(self, tmp_path):
+        folder = write("text2text", tmp_path / "set")
+        (folder / "test-data.txt").write_text("\na\nb\n")
+        self.refused(folder, r"test-data\.txt, line 2: the line has no tab")
+        folder = write("labelled", tmp_path / "other")
+        (folder / "tst.jsonl").write_text('{"query": "a", "labels": [99]}\n{"query": "b", "labels": [98]}\n')
+        self.refused(folder, r"tst\.jsonl, line 1: label 99 is not a line of labels\.txt")
+
+    def test_one_of_several_logs(self, tmp_path):
+        (tmp_path / "one.tsv").write_text("query\tphrase\tclicks\na\tx\t1\n")
+        (tmp_path / "other.tsv").write_text("query\tphrase\tclicks\na\tx\tmany\n\tx\t1\n")
+        self.refused(tmp_path, r"other\.tsv, line 2: the weight 'many' is not a number")
+
+    def test_filter_file(self, tmp_path):
+        folder = write("xmc texts", tmp_path / "set")
+        for text, reason in (
+            ("query label\n0 99\n", "line 1: the line is not a row and a label"),
+            ("0 99\n1 98\n", r"line 1: label 99 is not a line of Y\.txt"),
+            ("88 0\n77 1\n", r"line 2: row 77 is none of tst_X\.txt"),
+        ):
+            (folder / "filter_labels_test.txt").write_text(text)
+            self.refused(folder, rf"filter_labels_test\.txt, {reason}")
+
+    def test_label_list(self, tmp_path):
+        folder = write("beir", tmp_path / "set")
+        path = folder / "corpus.jsonl"
+        path.write_text(path.read_text().replace("{", "["))
+        with pytest.raises(
+            InputError, match=r"corpus\.jsonl, line 1: the line is not valid JSON.* no line holds"
+        ):
+            read_dataset([folder], ReadOptions(bad_lines="skip"))
+
+
 class TestFilesThatDoNotFit:
     @pytest.fixture
     def folder(self, tmp_path):
@@ -434,6 +544,18 @@ class TestSplits:
         dataset = read_dataset([folder])
         assert ("sleeve", 0, 2.0) in content(dataset.train)
         assert any("dev.tsv is training data, too" in note for note in dataset.report.notes)
+
+    @pytest.mark.parametrize("score", ["1", "1.0", "1e0", "+1"])
+    def test_a_first_judgement_is_no_header(self, tmp_path, reference, score):
+        folder = write("beir", tmp_path / "set")
+        for path in (folder / "queries.jsonl", *(folder / "qrels").iterdir()):
+            text = path.read_text().partition("\n")[2] if path.suffix == ".tsv" else path.read_text()
+            path.write_text(re.sub(r"\bq(\d)", r"query\1", text).replace("\t1\n", f"\t{score}\n"))
+        assert read_dataset([folder]).report.fingerprint == reference.report.fingerprint
+        train = folder / "qrels" / "train.tsv"
+        train.write_text(train.read_text().replace(f"\t{score}\n", "\thigh\n", 1))
+        with pytest.raises(InputError, match=r"train\.tsv, line 1: the score is not a number"):
+            read_dataset([folder])
 
     def test_test_alone_is_no_split(self, tmp_path):
         folder = write("beir", tmp_path / "set")
