@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,15 @@ from pydantic import (
 from bidmatch.base.errors import ConfigError
 
 PRESETS = Path(__file__).parent / "presets"
+
+# Every number has an upper bound, so that a slip of the keyboard is refused by its field and not by the
+# allocator an hour later. These are far above what anyone trains with: labels (the largest log of the papers
+# has 450 million), what a batch makes at once, the weight of a term of the loss, and a learning rate:
+# what float32 holds, as training itself says where a smaller one is too large to converge.
+MOST_LABELS = 1_000_000_000
+MOST_AT_ONCE = 1_000_000
+MOST_WEIGHT = 1e6
+MOST_RATE = 1e38
 
 
 class _Strict(BaseModel):
@@ -57,7 +66,7 @@ class TransformerEncoderConfig(_Strict):
     kind: Literal["transformer"] = "transformer"
     pretrained: str = "minilm-l6"
     pooling: Literal["mean", "cls"] = "mean"
-    frozen_layers: int = Field(0, ge=0)
+    frozen_layers: int = Field(0, ge=0, le=1000)
 
 
 class InceptionEncoderConfig(_Strict):
@@ -73,8 +82,8 @@ class InceptionEncoderConfig(_Strict):
 
     kind: Literal["inception"] = "inception"
     pretrained: str = "minilm-l6"
-    widths: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field((1, 2, 3), min_length=1)
-    filters: int = Field(128, ge=1)
+    widths: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field((1, 2, 3), min_length=1, max_length=16)
+    filters: int = Field(128, ge=1, le=4096)
     dropout: float = Field(0.0, ge=0, lt=1)
     word_dropout: float = Field(0.0, ge=0, lt=1)
 
@@ -93,7 +102,7 @@ class CombinedEncoderConfig(_Strict):
     kind: Literal["combined"] = "combined"
     pretrained: str = "minilm-l6"
     pooling: Literal["mean", "cls"] = "mean"
-    frozen_layers: int = Field(-1, ge=-1)
+    frozen_layers: int = Field(-1, ge=-1, le=1000)
     dropout: float = Field(0.0, ge=0, lt=1)
     word_dropout: float = Field(0.0, ge=0, lt=1)
 
@@ -123,7 +132,7 @@ class ProductConfig(_Strict):
 
     kind: Literal["mhp"] = "mhp"
     heads: int = Field(2, ge=1, le=8)
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[Annotated[int, Field(ge=1, le=MOST_LABELS)], ...] = ()
     codes: Literal["ids", "clusters"] = "clusters"
     loss: Literal["heads", "pool"] = "heads"
 
@@ -139,9 +148,9 @@ class CascadeConfig(_Strict):
     """
 
     kind: Literal["mhc"] = "mhc"
-    groups: int = Field(0, ge=0)
-    top_groups: int = Field(10, ge=1)
-    most_labels: int = Field(4096, ge=0)
+    groups: int = Field(0, ge=0, le=MOST_LABELS)
+    top_groups: int = Field(10, ge=1, le=MOST_LABELS)
+    most_labels: int = Field(4096, ge=0, le=MOST_LABELS)
     codes: Literal["ids", "clusters"] = "clusters"
 
 
@@ -156,9 +165,9 @@ class SampledConfig(_Strict):
     """
 
     kind: Literal["mhs"] = "mhs"
-    groups: int = Field(0, ge=0)
-    sampled_groups: int = Field(4, ge=0)
-    most_labels: int = Field(4096, ge=0)
+    groups: int = Field(0, ge=0, le=MOST_LABELS)
+    sampled_groups: int = Field(4, ge=0, le=MOST_LABELS)
+    most_labels: int = Field(4096, ge=0, le=MOST_LABELS)
     codes: Literal["ids", "clusters"] = "clusters"
 
 
@@ -189,8 +198,8 @@ class GandalfConfig(_Strict):
     enabled: bool = False
     graph: Literal["conditional", "random_walk", "glas", "self"] = "conditional"
     delta: float = Field(0.1, ge=0, lt=1)
-    most: int = Field(200, ge=0)
-    walk_length: int = Field(400, ge=1)
+    most: int = Field(200, ge=0, le=MOST_LABELS)
+    walk_length: int = Field(400, ge=1, le=100_000)
     restart: float = Field(0.8, ge=0, le=1)
     share: float = Field(1.0, gt=0, le=1)
     sampling: Literal["random", "tail"] = "random"
@@ -218,16 +227,16 @@ class LossConfig(_Strict):
 
     dual_encoder: LossName = "supcon"
     classifier: LossName = "supcon"
-    auxiliary_bce: float = Field(0.0, ge=0)
+    auxiliary_bce: float = Field(0.0, ge=0, le=MOST_WEIGHT)
     weight: float = Field(0.5, ge=0, le=1)
     dual_encoder_q2l: float = Field(0.5, ge=0, le=1)
     classifier_q2l: float = Field(0.5, ge=0, le=1)
-    temperature: float = Field(0.05, gt=0)
-    classifier_temperature: float = Field(0.05, gt=0)
+    temperature: float = Field(0.05, gt=0, le=1e4)
+    classifier_temperature: float = Field(0.05, gt=0, le=1e4)
     normalise_classifier: bool = True
-    served: float = Field(0.0, ge=0)
-    wide: float = Field(1.0, ge=0)
-    distillation: float = Field(0.0, ge=0)
+    served: float = Field(0.0, ge=0, le=MOST_WEIGHT)
+    wide: float = Field(1.0, ge=0, le=MOST_WEIGHT)
+    distillation: float = Field(0.0, ge=0, le=MOST_WEIGHT)
 
 
 class BatchConfig(_Strict):
@@ -248,16 +257,16 @@ class BatchConfig(_Strict):
         exact_mining_up_to: largest number of labels whose hard negatives are mined exactly; beyond, by HNSW.
     """
 
-    queries: int = Field(256, ge=2)
-    cluster_size: int = Field(0, ge=0, validate_default=True)
-    positives: int = Field(3, ge=1)
-    extra_positives: int = Field(0, ge=0)
+    queries: int = Field(256, ge=2, le=MOST_AT_ONCE)
+    cluster_size: int = Field(0, ge=0, le=MOST_AT_ONCE, validate_default=True)
+    positives: int = Field(3, ge=1, le=MOST_AT_ONCE)
+    extra_positives: int = Field(0, ge=0, le=MOST_AT_ONCE)
     all_labels: bool = False
-    all_labels_up_to: int = Field(100_000, ge=1)
-    chunk: int = Field(0, ge=0)
+    all_labels_up_to: int = Field(100_000, ge=1, le=MOST_LABELS)
+    chunk: int = Field(0, ge=0, le=MOST_AT_ONCE)
     hard_negatives: int = Field(3, ge=0, le=10_000)
     refresh: int = Field(5, ge=1, le=10_000)
-    exact_mining_up_to: int = Field(200_000, ge=0)
+    exact_mining_up_to: int = Field(200_000, ge=0, le=MOST_LABELS)
 
     @field_validator("cluster_size")
     @classmethod
@@ -278,16 +287,16 @@ class OptimiserConfig(_Strict):
         max_grad_norm: clip of the dense gradients' norm; 0 for none.
     """
 
-    encoder_lr: float = Field(1e-4, ge=0)
-    heads_lr: float = Field(2e-4, ge=0)
-    table_lr: float = Field(1e-3, ge=0)
+    encoder_lr: float = Field(1e-4, ge=0, le=MOST_RATE)
+    heads_lr: float = Field(2e-4, ge=0, le=MOST_RATE)
+    table_lr: float = Field(1e-3, ge=0, le=MOST_RATE)
     warmup: float = Field(0.05, ge=0, lt=1)
-    weight_decay: float = Field(0.01, ge=0)
-    max_grad_norm: float = Field(1.0, ge=0)
+    weight_decay: float = Field(0.01, ge=0, le=100)
+    max_grad_norm: float = Field(1.0, ge=0, le=1e9)
 
 
 class TrainConfig(_Strict):
-    """A whole training run.
+    """A whole training run. Every number has bounds, which `bidmatch train --list-presets` prints.
 
     Attributes:
         encoder: Φ.
@@ -328,21 +337,21 @@ class TrainConfig(_Strict):
     max_tokens: int = Field(32, ge=1, le=512)
     head_dropout: float = Field(0.1, ge=0, lt=1)
     table_from_text: bool = True
-    epochs: int = Field(20, ge=1)
+    epochs: int = Field(20, ge=1, le=100_000)
     loss: LossConfig = LossConfig()
     batch: BatchConfig = BatchConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
     validation_share: float = Field(0.05, ge=0, lt=1)
-    validation_max: int = Field(2000, ge=0)
+    validation_max: int = Field(2000, ge=0, le=1_000_000_000)
     seed: int = Field(0, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     table_device: Literal["auto", "cpu"] = "auto"
     threads: int = Field(0, ge=0, le=1024)
-    checkpoint_seconds: float = Field(60.0, ge=0)
-    keep_checkpoints: int = Field(2, ge=1)
-    propensity_a: float = Field(0.55, ge=0)
-    propensity_b: float = Field(1.5, ge=0)
+    checkpoint_seconds: float = Field(60.0, ge=0, le=1e9)
+    keep_checkpoints: int = Field(2, ge=1, le=100_000)
+    propensity_a: float = Field(0.55, ge=0, le=10)
+    propensity_b: float = Field(1.5, ge=0, le=1e6)
 
     @model_validator(mode="after")
     def _widths_have_two_halves(self) -> TrainConfig:
@@ -359,17 +368,18 @@ class TrainConfig(_Strict):
         ]
 
 
-# The classes that a field `kind` chooses between; pydantic puts the kind into an error's place.
-_KINDS: dict[str, type[BaseModel]] = {
-    "bag": BagEncoderConfig,
-    "inception": InceptionEncoderConfig,
-    "transformer": TransformerEncoderConfig,
-    "combined": CombinedEncoderConfig,
-    "table": TableConfig,
-    "mhp": ProductConfig,
-    "mhc": CascadeConfig,
-    "mhs": SampledConfig,
+# The classes that a section's field `kind` chooses between, the default first; pydantic puts the kind into an
+# error's place.
+_SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
+    "encoder": {
+        "bag": BagEncoderConfig,
+        "inception": InceptionEncoderConfig,
+        "transformer": TransformerEncoderConfig,
+        "combined": CombinedEncoderConfig,
+    },
+    "classifier": {"table": TableConfig, "mhp": ProductConfig, "mhc": CascadeConfig, "mhs": SampledConfig},
 }
+_KINDS = {kind: config for kinds in _SECTIONS.values() for kind, config in kinds.items()}
 
 
 def preset_names() -> list[str]:
@@ -402,10 +412,7 @@ def _nested(assignment: str) -> dict[str, Any]:
     name, equals, text = assignment.partition("=")
     if not equals or not name.strip():
         raise ConfigError(f"--set {assignment}: expected key=value, such as --set dim=512")
-    try:
-        value: Any = yaml.safe_load(text)
-    except yaml.YAMLError as wrong:
-        raise ConfigError(f"--set {assignment}: the value is no YAML scalar or list") from wrong
+    value = _yaml(text, f"--set {assignment}: the value is no YAML scalar or list")
     if isinstance(value, str):
         # YAML 1.1 reads 1e-4 (no dot) as a string.
         with contextlib.suppress(ValueError):
@@ -416,11 +423,32 @@ def _nested(assignment: str) -> dict[str, Any]:
     return nested
 
 
+def _yaml(text: str, wrong: str) -> Any:
+    """What a YAML text says; `wrong` is the error where it says nothing.
+
+    Raises:
+        ConfigError: it is no YAML, a value is none of its type (such as a date of the month 13), or brackets
+            nest too deep.
+    """
+    try:
+        return yaml.safe_load(text)
+    except RecursionError as deep:
+        raise ConfigError(f"{wrong}: it nests too deep") from deep
+    except (yaml.YAMLError, ValueError) as unreadable:
+        raise ConfigError(f"{wrong}: {unreadable}") from unreadable
+
+
 def _read_preset(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as wrong:
-        raise ConfigError(f"{path}: no valid YAML: {wrong}") from wrong
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as wrong:
+        raise ConfigError(
+            f"{path}: no UTF-8 text: byte {wrong.start} is 0x{wrong.object[wrong.start]:02x}",
+            hint="Save the file as UTF-8.",
+        ) from wrong
+    except OSError as wrong:
+        raise ConfigError(f"{path}: can't be read: {wrong.strerror}", hint="Name another file.") from wrong
+    values = _yaml(text, f"{path}: no valid YAML") or {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of fields to values")
     return values
@@ -430,7 +458,11 @@ def _preset_path(preset: str, folder: Path) -> Path:
     """The file of a preset: a shipped one by name, another by its path from `folder`."""
     own = preset.endswith((".yaml", ".yml"))
     path = folder / preset if own else PRESETS / f"{preset}.yaml"
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except (OSError, ValueError):  # such as a name longer than a file's can be
+        there = False
+    if not there:
         raise ConfigError(
             f"there is no preset {preset!r}",
             hint=f"Shipped presets: {', '.join(preset_names())}; or a .yaml file.",
@@ -498,6 +530,36 @@ def settings_of(config: BaseModel, prefix: str = "") -> list[str]:
     return names
 
 
+def bounds_of(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Name and bounds of each number of a configuration, such as ("dim", "2 to 4096").
+
+    Of sections with kinds the numbers of each, with the kind: ("encoder.filters (inception)", ...).
+    """
+    schemas = config.model_json_schema()["properties"]
+    for name, field in config.model_fields.items():
+        kinds = _SECTIONS.get(name, {}) if not prefix else {}
+        for kind, section in kinds.items():
+            yield from ((f"{own} ({kind})", bounds) for own, bounds in bounds_of(section, f"{name}."))
+        if kinds:
+            continue
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from bounds_of(field.annotation, f"{prefix}{name}.")
+            continue
+        schema = schemas[name].get("items", schemas[name])
+        if schema.get("type") in ("integer", "number"):
+            open_low, open_high = "exclusiveMinimum" in schema, "exclusiveMaximum" in schema
+            low = _plain(schema["exclusiveMinimum" if open_low else "minimum"])
+            high = _plain(schema["exclusiveMaximum" if open_high else "maximum"])
+            yield (
+                f"{prefix}{name}",
+                f"{'above ' if open_low else ''}{low} to {'below ' if open_high else ''}{high}",
+            )
+
+
+def _plain(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.10g}"
+
+
 def validate_config(values: dict[str, Any], source: str) -> TrainConfig:
     """A TrainConfig from plain values.
 
@@ -505,14 +567,44 @@ def validate_config(values: dict[str, Any], source: str) -> TrainConfig:
         ConfigError: names each wrong field and why.
     """
     try:
-        return TrainConfig.model_validate(values)
+        return TrainConfig.model_validate(_with_kinds(values))
     except ValidationError as wrong:
         lines = []
         for problem in wrong.errors():
             field = ".".join(str(part) for part in problem["loc"] if part not in _KINDS)
             reason = problem["msg"]
             if problem["type"] == "extra_forbidden":
-                near = difflib.get_close_matches(field, settings_of(TrainConfig()), n=1)
-                reason = "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
+                reason = _no_such_setting(field)
+            elif problem["type"] == "union_tag_invalid":
+                reason = f"{problem['ctx']['tag']!r} is none of {', '.join(_SECTIONS[field])}"
+                field += ".kind"
+            elif problem["type"] == "int_parsing_size":  # beyond what pydantic holds against the bounds
+                reason = "the number is too large"
             lines.append(f"{field or 'configuration'}: {reason}")
         raise ConfigError(f"configuration ({source}): " + "; ".join(lines)) from wrong
+
+
+def _with_kinds(values: Any) -> Any:
+    """The values, where a section that names no kind has the default one, as if it were left out."""
+    if not isinstance(values, dict):
+        return values
+    filled = dict(values)
+    for name, kinds in _SECTIONS.items():
+        section = filled.get(name)
+        if isinstance(section, dict) and "kind" not in section:
+            filled[name] = {"kind": next(iter(kinds))} | section
+    return filled
+
+
+def _no_such_setting(field: str) -> str:
+    """Why a field that the configuration has not is refused: which kinds have it, or what was meant."""
+    section, _, name = field.partition(".")
+    kinds = [kind for kind, config in _SECTIONS.get(section, {}).items() if name in config.model_fields]
+    if kinds:
+        others = f" (or {', '.join(kinds[1:])})" if kinds[1:] else ""
+        return f"there is such a setting only with {section}.kind={kinds[0]}{others}; set that, too"
+    of_kinds = {
+        f"{section}.{own}" for config in _SECTIONS.get(section, {}).values() for own in config.model_fields
+    }
+    near = difflib.get_close_matches(field, [*settings_of(TrainConfig()), *sorted(of_kinds)], n=1)
+    return "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")

@@ -39,7 +39,7 @@ from trainer.checkpoint import (
 )
 from trainer.classifiers.build import make_codes
 from trainer.classifiers.pairs import new_classifiers, tables_of
-from trainer.config import TrainConfig, validate_config
+from trainer.config import ProductConfig, TrainConfig, validate_config
 from trainer.corpus import TextSource, TokenSource, cached_source, keys_of, shared_source, token_source
 from trainer.data.dataset import Dataset, Interactions
 from trainer.data.split import split_by_query
@@ -213,6 +213,12 @@ def _check_data(dataset: Dataset | None, config: TrainConfig) -> None:
             hint="At least two of each are needed; real quality begins in the thousands.",
         )
     labels, batch = len(dataset.phrases), config.batch
+    lengths = config.classifier.lengths if isinstance(config.classifier, ProductConfig) else ()
+    if any(length > labels for length in lengths):
+        raise ConfigError(
+            f"classifier.lengths is {list(lengths)}, and one is more than the {labels:,} labels",
+            hint="Their product must be at least the number of labels; none chooses them.",
+        )
     if batch.all_labels and labels > batch.all_labels_up_to and config.heads != "dual_encoder":
         # Scores, targets, and the gradients of both, in float32; the table's own rows and their gradient.
         gigabytes = (4 * batch.queries * labels + 2 * labels * config.split_width(config.dim)[1]) * 4 / 1e9

@@ -8,7 +8,7 @@ import click
 import yaml
 
 from bidmatch.base.console import emit_json, say
-from trainer.config import PRESETS, TrainConfig, make_config, preset_names
+from trainer.config import PRESETS, TrainConfig, bounds_of, make_config, preset_names
 from trainer.data.options import ReadOptions
 from trainer.data.options_cli import read_options
 
@@ -43,7 +43,7 @@ The same command again resumes a run that was stopped. PRESET is a shipped name 
     is_eager=True,
     expose_value=False,
     callback=lambda c, _, on: _list(c, on),
-    help="Print the shipped presets and the default of every setting.",
+    help="Print the shipped presets, and the default and bounds of every setting.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")
 @read_options
@@ -105,4 +105,7 @@ def _list(context: click.Context, on: bool) -> None:
             click.echo(f"# --preset {name}\n{(PRESETS / f'{name}.yaml').read_text(encoding='utf-8')}")
         defaults = yaml.safe_dump(TrainConfig().model_dump(), sort_keys=False)
         click.echo(f"# What a preset leaves out, and every setting that --set takes\n{defaults}", nl=False)
+        click.echo("# Bounds of the numbers")
+        for name, bounds in bounds_of(TrainConfig):
+            click.echo(f"#   {name}: {bounds}")
         context.exit()

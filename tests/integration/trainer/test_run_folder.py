@@ -109,3 +109,63 @@ def test_a_report_that_is_not_whole_is_made_again_from_the_checkpoint(monkeypatc
     capsys.readouterr()
     assert train(monkeypatch, log, run) == 0
     assert "made again" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["table", "mhc", "mhs"])
+def test_settings_at_their_bounds_train(monkeypatch, log, tmp_path, kind):
+    """What is allowed must not fail late: these cost by the data, not by their own size."""
+    groups = {"table": [], "mhc": ["top_groups"], "mhs": ["sampled_groups"]}[kind]
+    settings = {
+        "heads": "both",
+        "classifier.kind": kind,
+        **{f"classifier.{name}": 10**9 for name in groups},
+        **({} if kind == "table" else {"classifier.most_labels": 10**9}),
+        "batch.queries": 10**6,
+        "batch.positives": 10**6,
+        "batch.extra_positives": 10**6,
+        "batch.hard_negatives": 10**4,
+        "batch.refresh": 10**4,
+        "batch.chunk": 10**6,
+        "batch.exact_mining_up_to": 10**9,
+        "gandalf.enabled": "true",
+        "gandalf.graph": "random_walk",
+        "gandalf.walk_length": 10**5,
+        "gandalf.most": 10**9,
+        "validation_max": 10**9,
+        "optimiser.max_grad_norm": 10**9,
+        "keep_checkpoints": 10**5,
+        "checkpoint_seconds": 10**9,
+        "propensity_a": 10,
+        "propensity_b": 10**6,
+    }
+    sets = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    assert train(monkeypatch, log, tmp_path / "run", *sets) == 0
+    assert orjson.loads((tmp_path / "run" / "report.json").read_bytes())["test"]["metrics"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "batch.positives=1e20",
+        "keep_checkpoints=99999999999999999999999",
+        "propensity_a=1e300",
+        "gandalf.walk_length=999999999999",
+        "epochs=1e18",
+    ],
+)
+def test_settings_beyond_their_bounds_are_refused_by_name(monkeypatch, capsys, log, tmp_path, setting):
+    assert train(monkeypatch, log, tmp_path / "run", "--set", setting) == 2
+    assert setting.partition("=")[0] + ":" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_lengths_beyond_the_labels_are_refused(monkeypatch, capsys, log, tmp_path):
+    sets = ["--set", "classifier.kind=mhp", "--set", "classifier.lengths=[1000000000, 2]"]
+    assert train(monkeypatch, log, tmp_path / "run", *sets) == 2
+    assert "more than the 20 labels" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_bounds_are_printed_with_the_presets(monkeypatch, capsys, log, tmp_path):
+    assert train(monkeypatch, log, tmp_path / "run", "--list-presets") == 0
+    assert "#   batch.positives: 1 to 1,000,000\n" in capsys.readouterr().out
