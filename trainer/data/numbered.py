@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bidmatch.base.errors import InputError
-from trainer.data.collect import ALL_BAD_HINT, MAX_WEIGHT, Collector, NumberedFilter, NumberedPairs
+from trainer.data.collect import ALL_BAD_HINT, MAX_WEIGHT, SKIP_HINT, Collector, NumberedFilter, NumberedPairs
 from trainer.data.filters import FilterPairs
 from trainer.data.labels import Labels
 from trainer.data.strings import key_array
@@ -37,6 +37,21 @@ class Block:
     weights: np.ndarray | None = None
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a row's numbers stand, if in another file than its query.
+
+    Attributes:
+        path: the file.
+        ahead: how much greater a row's number is there than the line of its query.
+        unit: what it counts, where that is not lines.
+    """
+
+    path: Path
+    ahead: int = 0
+    unit: str = ""
+
+
 class NumberedReader:
     """Takes blocks of one file's rows, leaves bad ones out (or stops), and hands the rest to the collector.
 
@@ -46,7 +61,7 @@ class NumberedReader:
         labels: what the numbers refer to.
         part: 0 training (or undivided), 1 test.
         filter_pairs: of the same file, by row (line - 1); None for none.
-        labels_at: the file that has the numbers, and how many lines it is ahead, where it is another one.
+        labels_at: where the numbers stand, if in another file.
     """
 
     def __init__(
@@ -56,9 +71,9 @@ class NumberedReader:
         labels: Labels,
         part: int,
         filter_pairs: FilterPairs | None = None,
-        labels_at: tuple[Path, int] | None = None,
+        labels_at: Place | None = None,
     ):
-        self._labels_at = labels_at or (path, 0)
+        self._labels_at = labels_at or Place(path)
         self._collector, self._path, self._labels, self._part = collector, path, labels, part
         self._filter = filter_pairs
 
@@ -127,8 +142,11 @@ class NumberedReader:
             reason = next(reason for reason, fault in faults.items() if fault[row])
             if reason.startswith("a label"):
                 reason = self._labels.fault(int(block.numbers[np.flatnonzero(nowhere & (owner == row))[0]]))
-            path, ahead = (self._path, 0) if reason == EMPTY_QUERY else self._labels_at
-            self._collector.bad(reason, path, int(block.lines[row]) + ahead)
+            place = Place(self._path) if reason == EMPTY_QUERY else self._labels_at
+            number = int(block.lines[row]) + place.ahead
+            if place.unit:
+                raise InputError(f"{place.unit} {number:,}: {reason}", file=place.path, hint=SKIP_HINT)
+            self._collector.bad(reason, place.path, number)
         good = np.ones(n, dtype=bool)
         for reason, fault in faults.items():
             count = int((fault & good).sum())

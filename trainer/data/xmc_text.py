@@ -7,6 +7,7 @@ the texts (beside the matrices, `raw_data` or `raw`); a line may begin with an i
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from trainer.data.collect import Collector
 from trainer.data.filters import find_filter, read_filter
 from trainer.data.labels import Labels, read_label_lines
 from trainer.data.lines import LINES_AT_ONCE, line_blocks
-from trainer.data.numbered import Block, NumberedReader
+from trainer.data.numbered import Block, NumberedReader, Place
 from trainer.data.options import ReadOptions
 from trainer.data.recognised import LabelLists, Recognised, packed
 from trainer.data.rows import SURROGATE
@@ -177,13 +178,14 @@ class _Matrix:
         """Its rows, `size` at once."""
         if self._matrix is not None:
             for start in range(0, self.rows, size):
-                part = self._matrix[start : start + size]
-                n = part.shape[0]
+                # Slices of the matrix itself would leave out indices that are none of its columns.
+                ends = self._matrix.indptr[start : min(start + size, self.rows) + 1]
+                inside = slice(ends[0], ends[-1])
                 yield SparseRows(
-                    np.ones(n, dtype=bool),
-                    np.diff(part.indptr).astype(np.int64),
-                    part.indices.astype(np.int64),
-                    part.data.astype(np.float64),
+                    np.ones(len(ends) - 1, dtype=bool),
+                    np.diff(ends).astype(np.int64),
+                    self._matrix.indices[inside].astype(np.int64),
+                    self._matrix.data[inside].astype(np.float64),
                 )
             return
         with self._source.open(advance) as stream:
@@ -210,13 +212,40 @@ class _Matrix:
 
 def _load_npz(path: Path) -> sp.csr_matrix:
     try:
-        matrix = sp.csr_matrix(sp.load_npz(path))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as problem:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is no zip archive of arrays, as .npz files are")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            warnings.simplefilter("error", UserWarning)
+            return _as_csr(sp.load_npz(path))
+    # What a damaged archive raises depends on where NumPy, SciPy or zlib meet the damage.
+    except Exception as problem:
         raise InputError(
             f"is no sparse matrix that SciPy can read ({problem})",
             file=path,
             hint="Write it with scipy.sparse.save_npz.",
         ) from problem
+
+
+def _as_csr(found: sp.sparray | sp.spmatrix) -> sp.csr_matrix:
+    """A loaded matrix in rows; its values and the columns they stand in are not checked yet.
+
+    Raises:
+        ValueError: it is none of numbers in rows and columns, or its parts contradict each other.
+    """
+    if found.ndim != 2:
+        raise ValueError(f"it has {found.ndim} dimensions, not rows and columns")
+    if found.dtype.kind not in "biuf":
+        raise ValueError(f"its values are {found.dtype}, not real numbers")
+    if found.format != "csr":
+        # A conversion writes wherever the indices say.
+        if hasattr(found, "check_format"):
+            found.check_format(full_check=True)
+        matrix = sp.csr_matrix(found)
+    else:
+        if np.any(np.diff(found.indptr) < 0):
+            raise ValueError("indptr decreases")
+        matrix = sp.csr_matrix(found)
     matrix.sum_duplicates()
     return matrix
 
@@ -238,7 +267,7 @@ def _read(
     options = collector.options
     encoding = detect_encoding(source, options.encoding)
     filter_pairs = read_filter(part.filter_file, labels, collector)
-    place = (matrix.path, 1) if matrix.is_text else None
+    place = Place(matrix.path, 1) if matrix.is_text else Place(matrix.path, -1, "row (from 0)")
     reader = NumberedReader(collector, part.texts, labels, part_number, filter_pairs, place)
     with_ids = _has_ids(source, options)
     done = 0

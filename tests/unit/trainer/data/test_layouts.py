@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import importlib.util
 import json
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 from bidmatch.base.errors import InputError
 from trainer.data.read import ReadOptions, read_dataset, read_log, report_lines
@@ -186,6 +189,44 @@ class TestBadLines:
     )
     def test_texts(self, tmp_path, file, old, new, line, reason):
         self.check(write("xmc texts", tmp_path / "set"), file, old, new, line, reason)
+
+    @pytest.mark.parametrize(
+        ("column", "value", "reason"),
+        [
+            (3, np.nan, "a weight is not a number"),
+            (3, -1.0, "a weight is negative"),
+            (-2, 1.0, r"label -2 is not a line of Y\.txt"),
+            (9, 1.0, r"label 9 is not a line of Y\.txt"),
+        ],
+    )
+    def test_npz(self, tmp_path, column, value, reason):
+        folder = write("xmc npz", tmp_path / "set")
+        path = folder / "Y.trn.npz"
+        put_npz(path, data=[1, 1, 1, 1, value], indices=[0, 1, 1, 2, column])
+        with pytest.raises(InputError, match=rf"Y\.trn\.npz: row \(from 0\) 3: {reason}"):
+            read_dataset([folder])
+        dataset = read_dataset([folder], ReadOptions(bad_lines="skip"))
+        assert len(dataset.train) == 3
+        # The text of a query is a fault of its own file.
+        put_npz(path, data=[1] * 5, indices=[0, 1, 1, 2, 3])
+        texts = folder / "raw" / "trn_X.txt"
+        texts.write_text(texts.read_text().replace("sleeve", " "))
+        with pytest.raises(InputError, match=r"trn_X\.txt, line 4: the query is empty"):
+            read_dataset([folder])
+
+    def test_npz_in_blocks(self, tmp_path):
+        """No fault is lost where the matrix is read in several blocks."""
+        n = 70_000
+        (tmp_path / "Y.txt").write_text("one\ntwo\n")
+        (tmp_path / "trn_X.txt").write_text("".join(f"{at} query\n" for at in range(n)))
+        indices = np.zeros(n, dtype=np.int32)
+        indices[[40_000, 69_999]] = -1, 1
+        put_npz(tmp_path / "trn_X_Y.npz", np.ones(n), indices, np.arange(n + 1), (n, 2))
+        with pytest.raises(InputError, match=r"row \(from 0\) 40,000: label -1 is not a line"):
+            read_log([tmp_path])
+        log = read_log([tmp_path], ReadOptions(bad_lines="skip"))
+        assert sum(log.report.skipped.values()) == 1
+        assert log.interactions.clicks.getnnz(axis=0).tolist() == [n - 2, 1]
 
     def test_bytes_that_are_no_utf8(self, tmp_path):
         folder = write("xmc texts", tmp_path / "set")
@@ -419,6 +460,38 @@ class TestAllLinesBad:
             read_dataset([folder], ReadOptions(bad_lines="skip"))
 
 
+def put_npz(path, data, indices, indptr=(0, 1, 2, 4, 5), shape=(4, 5), form=b"csr", **more):
+    """The arrays that SciPy writes for a matrix in rows, whether they fit together or not."""
+    arrays = {"data": data, "indices": indices, "indptr": indptr, "shape": shape, "format": form} | more
+    np.savez_compressed(path, **{name: np.asarray(array) for name, array in arrays.items()})
+
+
+def _renamed_npy(path):
+    with path.open("wb") as out:
+        np.save(out, np.ones((4, 5)))
+
+
+_ONES, _COLUMNS = np.ones(5), np.array([0, 1, 1, 2, 3])
+BAD_NPZ = {
+    "a renamed .npy": _renamed_npy,
+    "one dimension": lambda path: sp.save_npz(path, sp.coo_array(np.ones(4))),
+    "texts": lambda path: put_npz(path, np.array(["a"] * 5), _COLUMNS),
+    "complex": lambda path: put_npz(path, _ONES * 1j, _COLUMNS),
+    "indptr decreases": lambda path: put_npz(path, _ONES, _COLUMNS, (0, 4, 2, 4, 5)),
+    "indptr is too short": lambda path: put_npz(path, _ONES, _COLUMNS, (0, 5)),
+    "indptr is beyond": lambda path: put_npz(path, _ONES, _COLUMNS, (0, 1, 2, 4, 500)),
+    "columns are complex": lambda path: put_npz(path, _ONES, _COLUMNS * 1j),
+    "format is a number": lambda path: put_npz(path, _ONES, _COLUMNS, form=7),
+    "format is unknown": lambda path: put_npz(path, _ONES, _COLUMNS, form=b"abc"),
+    "shape of three": lambda path: put_npz(path, _ONES, _COLUMNS, shape=(4, 5, 6)),
+    "shape is negative": lambda path: put_npz(path, _ONES, _COLUMNS, shape=(4, -5)),
+    "rows are none, in columns": lambda path: put_npz(
+        path, _ONES, _COLUMNS * -1_000_000, (0, 1, 2, 4, 5), (5, 4), b"csc"
+    ),
+    "no arrays": lambda path: np.savez(path),
+}
+
+
 class TestFilesThatDoNotFit:
     @pytest.fixture
     def folder(self, tmp_path):
@@ -480,6 +553,33 @@ class TestFilesThatDoNotFit:
         for damaged in (data[:60], b"PK\x03\x04", b"junk", data[:-40]):
             (folder / "Y.trn.npz").write_bytes(damaged)
             self.refused(folder, r"Y\.trn\.npz: is no sparse matrix")
+
+    @pytest.mark.parametrize("name", BAD_NPZ)
+    def test_an_npz_of_something_else(self, tmp_path, name):
+        folder = write("xmc npz", tmp_path / "npz")
+        BAD_NPZ[name](folder / "Y.trn.npz")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            warnings.simplefilter("error", UserWarning)
+            self.refused(folder, r"Y\.trn\.npz: is no sparse matrix")
+
+    def test_flipped_bytes_in_a_packed_npz(self, tmp_path):
+        folder = write("xmc npz", tmp_path / "npz")
+        path = folder / "Y.trn.npz"
+        data = path.read_bytes()
+        for at in range(0, len(data), 3):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
+            # Some bytes say nothing that matters, such as a date.
+            with contextlib.suppress(InputError):
+                read_dataset([folder])
+
+    @pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr", "dia"])
+    def test_forms_of_an_npz(self, tmp_path, reference, form):
+        folder = write("xmc npz", tmp_path / "npz")
+        path = folder / "Y.trn.npz"
+        matrix = sp.csr_array(sp.load_npz(path))
+        sp.save_npz(path, matrix.astype(bool).asformat(form))
+        assert read_dataset([folder]).report.fingerprint == reference.report.fingerprint
 
     def test_a_pickle_in_an_npz_is_not_run(self, tmp_path):
         folder = write("xmc npz", tmp_path / "npz")
