@@ -98,7 +98,7 @@ class Source:
                     with gzip.open(watched) as stream:
                         yield cast(BinaryIO, stream)
                 elif self.packing == "zip":
-                    with zipfile.ZipFile(watched) as archive, archive.open(archive.infolist()[0]) as member:
+                    with zipfile.ZipFile(watched) as archive, archive.open(_members(archive)[0]) as member:
                         yield cast(BinaryIO, member)
                 else:
                     yield watched
@@ -184,10 +184,15 @@ def open_source(path: Path) -> Source:
     return source
 
 
+def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """The files of an archive; folders have entries of their own in it."""
+    return [info for info in archive.infolist() if not info.is_dir()]
+
+
 def _holds_workbook(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
-            names = [info.filename for info in archive.infolist() if not info.is_dir()]
+            names = [info.filename for info in _members(archive)]
     except (zipfile.BadZipFile, NotImplementedError) as damage:
         raise InputError(
             f"the file is damaged or cut short ({damage})",

@@ -50,10 +50,12 @@ def xlsx(rows=ROWS):
     return sink.getvalue()
 
 
-def zipped(content):
+def zipped(content, folder=""):
     sink = io.BytesIO()
     with zipfile.ZipFile(sink, "w") as archive:
-        archive.writestr("log.txt", content)
+        if folder:
+            archive.mkdir(folder)
+        archive.writestr(f"{folder}log.txt", content)
     return sink.getvalue()
 
 
@@ -69,6 +71,7 @@ FORMS = {
     "tsv, blank lines": ("\n" + delimited("\t").replace("\n", "\n\n")).encode(),
     "tsv, gzip": gzip.compress(delimited("\t").encode()),
     "tsv, zip": zipped(delimited("\t")),
+    "tsv, zip with a folder": zipped(delimited("\t"), "logs/"),
     "tsv, other names and order": delimited(
         "\t", ("Clicks", "id", "Keyword", "Search Query"), [(w, 7, p, q) for q, p, w in ROWS]
     ).encode(),
