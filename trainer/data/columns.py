@@ -25,6 +25,12 @@ def canonical(header: str) -> str:
     return _NOT_A_WORD.sub("", text.key(header))
 
 
+def is_log_header(cells: Sequence[str]) -> bool:
+    """Whether a line's cells name a query and a phrase as click logs do."""
+    keys = [canonical(cell) for cell in cells]
+    return any(name in QUERY for name in keys) and any(name in PHRASE for name in keys)
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where in a row things are.

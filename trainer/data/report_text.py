@@ -10,6 +10,7 @@ from itertools import islice
 from bidmatch.base.errors import InputError
 from bidmatch.base.input_files import Source, undecodable
 from trainer.data.collect import Collector
+from trainer.data.columns import is_log_header
 from trainer.data.delimited import DELIMITERS, split_rows, text_lines
 from trainer.data.options import ReadOptions
 from trainer.data.report_rows import Cell, read_rows, uses_notation
@@ -101,11 +102,15 @@ def recognise_text_report(
         InputError: it is a report and lacks a column.
     """
     problem = None
+    first_line = head.lstrip().partition("\n")[0]
+    # Below a header there is no other, though a row may read like one: its query may be "search term".
+    headed = any(is_log_header(first_line.split(delimiter)) for delimiter in DELIMITERS)
+    within = 1 if headed else HEADER_WITHIN
     for delimiter in DELIMITERS:
         records = [
             (line, cells)
             for line, cells in islice(
-                split_rows(iter(io.StringIO(head, newline="")), delimiter, True), HEADER_WITHIN
+                split_rows(iter(io.StringIO(head, newline="")), delimiter, True), within
             )
             if not isinstance(cells, str)
         ]

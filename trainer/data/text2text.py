@@ -15,7 +15,7 @@ import pyarrow as pa
 from bidmatch.base.errors import InputError
 from bidmatch.base.input_files import Source, undecodable
 from trainer.data.collect import Collector
-from trainer.data.columns import PHRASE, QUERY, canonical
+from trainer.data.columns import is_log_header
 from trainer.data.filters import filter_beside, read_filter
 from trainer.data.labels import Labels, read_label_lines
 from trainer.data.lines import line_blocks
@@ -46,7 +46,8 @@ def label_list_of(path: Path, head: str) -> Path | None:
         InputError: it is text2text, and there is no label list beside it.
     """
     lines = _head_lines(head)
-    stem, headed, fitting = _stem(path), _has_log_header(lines), _mostly_fit(lines)
+    stem, fitting = _stem(path), _mostly_fit(lines)
+    headed = bool(lines) and is_log_header(lines[0].split("\t"))
     own = stem in (*_OWN_TRAIN, *_OWN_TEST)
     by_name = label_list_by_name(path)
     if by_name is not None and (own or fitting or not headed):
@@ -80,11 +81,6 @@ def _stem(path: Path) -> str:
 
 def _head_lines(head: str) -> list[str]:
     return [line.rstrip("\r") for line in head.split("\n")[:200] if line.strip()]
-
-
-def _has_log_header(lines: list[str]) -> bool:
-    header = [canonical(cell) for line in lines[:1] for cell in line.split("\t")]
-    return any(name in QUERY for name in header) and any(name in PHRASE for name in header)
 
 
 def _mostly_fit(lines: list[str]) -> bool:

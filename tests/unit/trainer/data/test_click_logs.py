@@ -356,3 +356,11 @@ def test_clean_and_careful_paths_agree(read):
     assert careful_pairs == pairs
     assert careful.report.fingerprint == log.report.fingerprint
     assert careful.phrases.equals(log.phrases)
+
+
+@pytest.mark.parametrize("row", ["searchterm\t|\t1", "search term,keyword\tcampaign,clicks\t1"])
+def test_a_row_that_reads_like_a_report_header(read, row):
+    query, phrase, _ = row.split("\t")
+    pairs, log = read(f"query\tphrase\tweight\n{row}\na\tx\t2\n")
+    assert "click log" in log.report.format
+    assert pairs == {(query, phrase, ""): 1, ("a", "x", ""): 2}
