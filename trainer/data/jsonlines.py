@@ -12,7 +12,7 @@ import orjson
 import pyarrow as pa
 
 from bidmatch.base.errors import InputError
-from bidmatch.base.input_files import Source, open_source
+from bidmatch.base.input_files import Source, decode_head, open_source
 from trainer.data.collect import SKIP_HINT, Collector
 from trainer.data.columns import Layout, log_layout
 from trainer.data.filters import read_filter
@@ -68,6 +68,21 @@ def unwrap(value: dict[str, Any]) -> dict[str, Any] | None:
         return inner
     action = next(iter(value.values())) if len(value) == 1 else None
     return None if isinstance(action, dict) and next(iter(value)) in ("index", "create") else value
+
+
+def starts_json(head: str) -> bool:
+    """Whether a text begins like JSON lines."""
+    first_line = head.lstrip().partition("\n")[0]
+    return first_line.startswith("{") and ("\t" not in first_line or first_line.rstrip().endswith("}"))
+
+
+def is_utf8_json(source: Source) -> bool:
+    """Whether a file is JSON to be read as UTF-8.
+
+    JSON has no other encoding than Unicode's, so the one that the user named is that of the text files beside
+    it; a file that is in another one all the same has lines that are no UTF-8.
+    """
+    return starts_json(decode_head(source, "utf-8")) and b"\0" not in source.head[:64]
 
 
 def not_utf8(raw: bytes) -> bool:

@@ -53,8 +53,8 @@ def recognise(source: Source, options: ReadOptions, ubi: UbiJoin, lists: LabelLi
     head = decode_head(source, encoding)
     if not head.strip():
         raise EmptyFileError(source.path)
-    if _starts_json(head) or _is_utf8_json(source):
-        if not encoding.startswith("utf-8") and not _is_utf8_json(source):
+    if jsonlines.starts_json(head) or jsonlines.is_utf8_json(source):
+        if not encoding.startswith("utf-8") and not jsonlines.is_utf8_json(source):
             raise InputError(
                 f"is JSON in {encoding_name(encoding)}", file=source.path, hint="Save the file as UTF-8."
             )
@@ -90,20 +90,6 @@ def recognise(source: Source, options: ReadOptions, ubi: UbiJoin, lists: LabelLi
         if found is not None:
             raise found from None
         raise
-
-
-def _starts_json(head: str) -> bool:
-    first_line = head.lstrip().partition("\n")[0]
-    return first_line.startswith("{") and ("\t" not in first_line or first_line.rstrip().endswith("}"))
-
-
-def _is_utf8_json(source: Source) -> bool:
-    """Whether a file is JSON to be read as UTF-8.
-
-    JSON has no other encoding than Unicode's, so the one that the user named is that of the text files beside
-    it; a file that is in another one all the same has lines that are no UTF-8.
-    """
-    return _starts_json(decode_head(source, "utf-8")) and b"\0" not in source.head[:64]
 
 
 def _recognise_workbook(source: Source, options: ReadOptions) -> Recognised:

@@ -11,7 +11,7 @@ from bidmatch.base.input_files import Source, decode_head, detect_encoding, open
 from trainer.data.collect import Collector
 from trainer.data.columns import canonical
 from trainer.data.delimited import DELIMITERS, split_rows, text_lines
-from trainer.data.jsonlines import objects
+from trainer.data.jsonlines import is_utf8_json, objects
 from trainer.data.options import ReadOptions
 from trainer.data.rows import RowBuffer
 
@@ -125,9 +125,8 @@ def read_phrase_file(path: Path, options: ReadOptions) -> dict[str, str]:
     encoding = detect_encoding(source, options.encoding)
     head = decode_head(source, encoding)
     texts: dict[str, str] = {}
-    pairs = (
-        _json_pairs(source, options) if head.lstrip().startswith("{") else _cell_pairs(source, head, encoding)
-    )
+    json = head.lstrip().startswith("{") or is_utf8_json(source)
+    pairs = _json_pairs(source, options) if json else _cell_pairs(source, head, encoding)
     for line, object_id, text in pairs:
         if texts.setdefault(object_id, text) != text:
             raise InputError(f"id {object_id} has two texts", file=path, line=line)

@@ -59,6 +59,15 @@ PHRASES = {
 }
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "cp1252"])
+@pytest.mark.parametrize("name", PHRASES)
+def test_the_named_encoding_is_not_that_of_json(files, tmp_path, name, encoding):
+    own = "utf-8" if name == "jsonl" else encoding
+    (tmp_path / "phrases").write_text(PHRASES[name].replace("Hat", "Hüte"), encoding=own)
+    log = read_log(files, ReadOptions(phrases=tmp_path / "phrases", encoding=encoding))
+    assert log.phrases["text"].to_pylist() == ["Hüte", "Running shoes"]
+
+
 @pytest.mark.parametrize("form", PHRASES)
 def test_clicks_join_queries_and_phrases(files, write, pairs_of, form):
     phrases = write("phrases", [PHRASES[form].rstrip("\n")])
