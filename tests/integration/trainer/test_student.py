@@ -171,7 +171,12 @@ def test_what_cannot_be_done_is_refused_before_any_work(teacher: Path, student: 
 
 def test_a_student_that_does_not_converge_is_not_kept(teacher: Path, tmp_path: Path):
     with pytest.raises(BidmatchError, match="does not converge: the loss is nan"):
-        distil(teacher, BAG.model_copy(update={"encoder_lr": 1e38, "heads_lr": 1e38}), tmp_path / "s", milliseconds_of)
+        distil(
+            teacher,
+            BAG.model_copy(update={"encoder_lr": 1e38, "heads_lr": 1e38}),
+            tmp_path / "s",
+            milliseconds_of,
+        )
     assert not (tmp_path / "s").exists()
 
 
