@@ -46,7 +46,7 @@ def check_rows(dataset: Dataset, items: Sequence[Item], seeds: Sequence[int], ou
             except ConfigError as differs:
                 refused.append(differs)
     if refused:
-        further = f" (and so do {len(refused) - 1} further folders)" if len(refused) > 1 else ""
+        further = f" (and {len(refused) - 1} more of the run folders)" if len(refused) > 1 else ""
         raise ConfigError(
             f"{refused[0].reason}{further}",
             hint="Name another --out folder, or the rows apart (NAME=PRESET); --overwrite deletes the runs "

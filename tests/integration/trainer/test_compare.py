@@ -158,7 +158,7 @@ def tables_of(out: Path) -> list[bytes]:
     ("presets", "options", "reason"),
     [
         ("unidec", ["--set", "epochs=3"], r"unidec/seed-0 holds .* epochs \(2 there, 3 here\)"),
-        ("unidec,depsl", ["--set", "epochs=3"], "further folders"),
+        ("unidec,depsl", ["--set", "epochs=3"], "and 1 more of the run folders"),
         (
             "new=bag,depsl:epochs=3,depsl=unidec",
             [],
