@@ -142,7 +142,7 @@ def test_students_of_a_transformer_come_near_it(train_command, small_settings, t
     assert theirs.model.encoder.model.config.num_hidden_layers == 2
     bag = BAG.model_copy(update={"epochs": 10, "encoder_lr": 0.01})
     distil(tmp_path / "run", bag, tmp_path / "bag", lambda *_: 1.0)
-    for kind, reached in (("student", 0.5), ("bag", 0.5)):
+    for kind, reached in (("student", 0.2), ("bag", 0.5)):
         found = cosines(tmp_path / kind)
         for part, before in found["before"].items():
             assert before + reached * (1 - before) < found["after"][part] <= 1.00001, (kind, part, found)
