@@ -280,8 +280,9 @@ def test_killed_processes_resume_to_the_same_end(killed, resumable, undisturbed,
     for step in (3, 25) if len(killed) == 2 else (3,):
         started = processes.start()
         wait_for_step(run, step, started[0])
-        for rank in killed:
-            assert started[rank].kill(), "training ended before it could be killed"
+        # The second one may notice the loss of the first, and leave, before it can be killed.
+        kills = [started[rank].kill() for rank in killed]
+        assert kills[0], "training ended before it could be killed"
         for rank in {0, 1} - set(killed):
             # It notices by itself, and leaves no process behind that waits.
             left = started[rank].finish()
