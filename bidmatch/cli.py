@@ -13,6 +13,7 @@ import click
 from bidmatch import __version__
 from bidmatch.base.console import complain, say
 from bidmatch.base.errors import BidmatchError, MissingDependencyError
+from bidmatch.base.processes import process_count
 
 COMMANDS = {
     "data": "Read a click log or ads report and say what is in it (the dry run).",
@@ -79,7 +80,7 @@ def _leave(code: str | int | None) -> NoReturn:
     Threads of the connection to the other processes are still running then, and Python's orderly end would
     abort over them, with an exit code of its own.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and isinstance(code, int):
+    if process_count() > 1 and isinstance(code, int):
         for out in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 out.flush()

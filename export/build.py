@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 
 from bidmatch import __version__
 from bidmatch.base.console import say
-from bidmatch.base.errors import BidmatchError, ConfigError
+from bidmatch.base.errors import ConfigError
+from bidmatch.base.files import refuse_folder
 from bidmatch.base.versions import versions_of
 from export.blend import blend
 from export.bundle.encoder import TextEncoder, make_session
@@ -91,12 +92,7 @@ def check_free(out: Path, *, overwrite: bool) -> None:
     Raises:
         BidmatchError: it exists, and is not to be overwritten or is no bundle.
     """
-    if out.exists() and not overwrite:
-        raise BidmatchError(f"{out} already exists", hint="Name another folder, or pass --overwrite.")
-    if out.exists() and not (out / MANIFEST).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise BidmatchError(
-            f"{out} is no bundle, so --overwrite does not replace it", hint="Name another folder."
-        )
+    refuse_folder(out, "bundle", lambda folder: (folder / MANIFEST).is_file(), overwrite=overwrite)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from bidmatch.base.console import say
-from bidmatch.base.errors import BidmatchError, ConfigError
-from bidmatch.base.files import atomic_dir
+from bidmatch.base.errors import ConfigError
+from bidmatch.base.files import atomic_dir, refuse_folder
 from trainer.checkpoint import (
     CheckpointState,
     TrainedRun,
@@ -56,20 +56,6 @@ Timer = Callable[[DualHeadModel, Tokenizer, Sequence[str]], float]
 _TIMED_QUERIES = 500
 
 
-def check_free(out: Path, *, overwrite: bool) -> None:
-    """Refuse an output folder that is taken before any work is done.
-
-    Raises:
-        BidmatchError: it exists, and is not to be overwritten or is no run.
-    """
-    if out.exists() and not overwrite:
-        raise BidmatchError(f"{out} already exists", hint="Name another folder, or pass --overwrite.")
-    if out.exists() and not (out / "run.json").is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise BidmatchError(
-            f"{out} is no run, so --overwrite does not replace it", hint="Name another folder."
-        )
-
-
 def distil(
     run: Path, options: StudentOptions, out: Path, timer: Timer, *, overwrite: bool = False
 ) -> dict[str, Any]:
@@ -94,7 +80,7 @@ def distil(
     """
     if out.resolve() == run.resolve():
         raise ConfigError(f"{out} is the teacher", hint="Name another folder for the student.")
-    check_free(out, overwrite=overwrite)
+    refuse_folder(out, "run", lambda folder: (folder / "run.json").is_file(), overwrite=overwrite)
     teacher = load_run(run)
     newest = checkpoints(run)[-1]
     architecture = yaml.safe_load((newest / "architecture.yaml").read_text(encoding="utf-8"))

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from bidmatch.base.console import be_silent
 from bidmatch.base.errors import BidmatchError, ConfigError
+from bidmatch.base.processes import process_count
 
 JOIN_TIMEOUT = timedelta(minutes=5)
 STEP_TIMEOUT = timedelta(minutes=30)
@@ -274,8 +275,8 @@ def join_workers(timeout: timedelta = JOIN_TIMEOUT) -> Workers:
         ConfigError: a machine has fewer GPUs than processes.
         BidmatchError: not all processes came.
     """
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if "RANK" not in os.environ or count == 1:
+    count = process_count()
+    if count == 1:
         return Workers()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     local_count = int(os.environ.get("LOCAL_WORLD_SIZE", str(count)))

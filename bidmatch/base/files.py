@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,6 +55,28 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
     """
     if path.exists() and not overwrite:
         raise BidmatchError(f"{path} already exists", hint="Name another file, or pass --overwrite.")
+
+
+def refuse_folder(path: Path, what: str, is_ours: Callable[[Path], bool], *, overwrite: bool) -> None:
+    """Refuse an output folder that is there, unless it is to be replaced and holds what is written there.
+
+    Args:
+        path: the folder.
+        what: it has to be to be replaced, in words: "bundle".
+        is_ours: whether a folder with something in it is that.
+        overwrite: it is to be replaced.
+
+    Raises:
+        BidmatchError: it is there and `overwrite` is false, or it is something else.
+    """
+    if not path.exists():
+        return
+    if not overwrite:
+        raise BidmatchError(f"{path} already exists", hint="Name another folder, or pass --overwrite.")
+    if not path.is_dir() or (any(path.iterdir()) and not is_ours(path)):
+        raise BidmatchError(
+            f"{path} is no {what}, so --overwrite does not replace it", hint="Name another folder."
+        )
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import click
 
 from bidmatch.base.console import emit_json, say
 from bidmatch.base.errors import BidmatchError, ConfigError
+from bidmatch.base.processes import process_count
 from trainer.data.options import ReadOptions
 from trainer.data.options_cli import read_options
 
@@ -93,7 +93,7 @@ def command(
     from trainer.compare.items import parse_items, refuse_equal_names
     from trainer.config import make_config
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if process_count() > 1:
         raise ConfigError(
             "a comparison trains one run after another in one process",
             hint="Leave torchrun out; `bidmatch train` takes several processes.",

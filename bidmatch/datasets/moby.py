@@ -23,8 +23,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from bidmatch.base.errors import BidmatchError, InputError, MissingDependencyError
-from bidmatch.base.files import atomic_dir
+from bidmatch.base.errors import InputError, MissingDependencyError
+from bidmatch.base.files import atomic_dir, refuse_folder
 from bidmatch.base.input_files import EmptyFileError, open_source
 from bidmatch.base.text import key, normalise
 from trainer.data.split import held_out
@@ -154,22 +154,18 @@ def thesaurus(lines: Iterable[tuple[str, list[str]]], max_synonyms: int = MAX_SY
     )
 
 
+def _is_written(folder: Path) -> bool:
+    inside = {entry.name if entry.is_file() else None for entry in folder.iterdir()}
+    return inside in (_TRAIN_FILES, _TRAIN_FILES | _TEST_FILES)
+
+
 def check_free(out: Path, *, overwrite: bool) -> None:
     """Refuse an output folder that is taken before any work is done.
 
     Raises:
         BidmatchError: it exists, and is not to be overwritten or holds anything but what is written here.
     """
-    if not out.exists():
-        return
-    if not overwrite:
-        raise BidmatchError(f"{out} already exists", hint="Name another folder, or pass --overwrite.")
-    inside = {entry.name if entry.is_file() else None for entry in out.iterdir()} if out.is_dir() else {None}
-    if inside and inside not in (_TRAIN_FILES, _TRAIN_FILES | _TEST_FILES):
-        raise BidmatchError(
-            f"{out} is no data set that this command wrote, so --overwrite does not replace it",
-            hint="Name another folder.",
-        )
+    refuse_folder(out, "data set that this command wrote", _is_written, overwrite=overwrite)
 
 
 def write_folder(moby: Thesaurus, out: Path, *, seed: int = 0, overwrite: bool = False) -> Written:

@@ -258,6 +258,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(compare, tmp_path, opt
 
 
 def test_several_processes_are_refused(compare, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = compare(tmp_path / "out", "--presets", "unidec")
     assert isinstance(result.exception, ConfigError)
