@@ -28,7 +28,6 @@ import torch
 
 from bidmatch.base.console import emit_json, say
 from trainer.checkpoint import TrainedRun, load_run
-from trainer.config import make_config
 from trainer.corpus import keys_of, token_source
 from trainer.data.dataset import Dataset, Interactions
 from trainer.data.options import ReadOptions
@@ -38,6 +37,7 @@ from trainer.metrics import most_filtered, recall_at_k, without_filtered
 from trainer.mining import exact_top_k
 from trainer.model import normalised
 from trainer.run import run_training
+from trainer.settings import make_config
 
 KS = (10, 100)
 NEAREST = 5

@@ -24,10 +24,11 @@ from torch import nn
 from bidmatch.base.errors import BidmatchError, ConfigError, DamagedError
 from bidmatch.base.files import atomic_dir, atomic_file, remove_partials, sha256_file
 from trainer.classifiers.pairs import PAIRS, classifier_at, new_classifiers, tables_of
-from trainer.config import TrainConfig, validate_config
+from trainer.config import TrainConfig
 from trainer.data.dataset import Interactions
 from trainer.model import DualHeadModel, empty_model
 from trainer.plan import Plan
+from trainer.settings import validate_config
 
 FORMAT_VERSION = 2
 

@@ -32,7 +32,7 @@ from trainer.checkpoint import (
     write_config,
 )
 from trainer.classifiers.pairs import new_classifiers
-from trainer.config import TrainConfig, validate_config
+from trainer.config import TrainConfig
 from trainer.corpus import keys_of, token_source
 from trainer.devices import Device, choose_device
 from trainer.embed import embed
@@ -40,7 +40,8 @@ from trainer.evaluate import metrics_by_frequency, metrics_of, rankings, served_
 from trainer.metrics import propensities
 from trainer.model import DualHeadModel, HeadVectors
 from trainer.report import write_report
-from trainer.run import package_versions
+from trainer.run_folder import package_versions
+from trainer.settings import validate_config
 from trainer.student import (
     RATES,
     Student,

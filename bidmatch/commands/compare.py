@@ -91,7 +91,7 @@ def command(
 ) -> None:
     """Train several methods on one log and compare them in one table: compare.html and compare.json."""
     from trainer.compare.items import parse_items, refuse_equal_names
-    from trainer.config import make_config
+    from trainer.settings import make_config
 
     if process_count() > 1:
         raise ConfigError(

@@ -8,9 +8,10 @@ import click
 import yaml
 
 from bidmatch.base.console import emit_json, say
-from trainer.config import PRESETS, TrainConfig, bounds_of, make_config, preset_names
+from trainer.config import TrainConfig
 from trainer.data.options import ReadOptions
 from trainer.data.options_cli import read_options
+from trainer.settings import PRESETS, bounds_of, make_config, preset_names
 
 
 @click.command(

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from bidmatch.base.errors import ConfigError
-from trainer.config import TrainConfig, make_config
+from trainer.config import TrainConfig
+from trainer.settings import make_config
 
 # A name is a folder's name and a chart's legend: no separators, no control characters, no mathematics.
 _NAME = re.compile(r"[^\W_][^/\\$\x00-\x1f]*")

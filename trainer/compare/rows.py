@@ -24,7 +24,8 @@ from trainer.compare.statistics import spread_figures, spread_of_known
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.evaluate import served_view
-from trainer.run import check_run_folder, finished_report, is_trained, run_training
+from trainer.run import run_training
+from trainer.run_folder import check_run_folder, finished_report, is_trained
 
 # The run of each row and seed, by the row's name.
 Runs = dict[tuple[str, int], Run]

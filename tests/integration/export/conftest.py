@@ -70,10 +70,10 @@ def small_wide_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(folder: Path, *more: str) -> Path:
-    from trainer.config import make_config
     from trainer.data.options import ReadOptions
     from trainer.data.read import read_dataset
     from trainer.run import run_training
+    from trainer.settings import make_config
 
     log = folder / "clicks.tsv"
     products = ["garden hose", "running shoes", "led bulb", "ceiling fan", "cordless drill", "office chair"]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from bidmatch.base.errors import ConfigError, DamagedError
 from trainer.checkpoint import checkpoints, load_run
-from trainer.config import TrainConfig, make_config
+from trainer.config import TrainConfig
 from trainer.data.options import ReadOptions
 from trainer.data.read import read_dataset
 from trainer.encoders.base import TextBatch
@@ -24,6 +24,7 @@ from trainer.encoders.pretrained import PACKAGED_NAME, load_tokenizer, load_tran
 from trainer.encoders.transformer import TransformerEncoder, check_split
 from trainer.model import new_model
 from trainer.run import run_training
+from trainer.settings import make_config
 
 KINDS = ("bert", "distilbert")
 

@@ -16,11 +16,11 @@ from click.testing import CliRunner
 
 from bidmatch.base.errors import BidmatchError, ConfigError, InputError
 from bidmatch.commands.compare import command
-from trainer.config import make_config, preset_names
 from trainer.data.options import ReadOptions
 from trainer.data.read import read_dataset
 from trainer.evaluate import served_view
 from trainer.run import run_training
+from trainer.settings import make_config, preset_names
 
 # No validation: drawing its curves takes longer than these runs themselves.
 QUICK = {"epochs": 2, "validation_share": 0}

@@ -12,7 +12,7 @@ import torch
 
 from export.onnx_graph import export_onnx
 from trainer.checkpoint import load_run
-from trainer.config import EncoderConfig, make_config
+from trainer.config import EncoderConfig
 from trainer.corpus import TextSource, cached_source, token_source
 from trainer.data.options import ReadOptions
 from trainer.data.read import read_dataset
@@ -22,6 +22,7 @@ from trainer.encoders.pretrained import load_tokenizer
 from trainer.gandalf.source import JoinedSource
 from trainer.model import DualHeadModel
 from trainer.run import run_training
+from trainer.settings import make_config
 from trainer.tokenise import tokenise_all
 
 CPU = torch.device("cpu")

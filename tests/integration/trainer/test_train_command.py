@@ -15,12 +15,13 @@ import yaml
 from bidmatch.base.errors import ConfigError, InputError
 from bidmatch.base.text import key
 from trainer.checkpoint import checkpoints, load_run
-from trainer.config import TrainConfig, make_config
+from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.options import ReadOptions
 from trainer.data.read import read_dataset
 from trainer.embed import evaluating
 from trainer.run import run_training
+from trainer.settings import make_config
 
 CHANCE = 100 / 80
 # Drawing the curves of validation metrics takes longer than these runs themselves.

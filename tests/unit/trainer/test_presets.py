@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from bidmatch.base.errors import ConfigError
-from trainer.config import PRESETS, TrainConfig, make_config, preset_names
+from trainer.config import TrainConfig
+from trainer.settings import PRESETS, make_config, preset_names
 
 ENCODERS = {"bag", "combined", "distilbert", "inception", "minilm", "minilm-frozen"}
 METHODS = sorted(set(preset_names()) - ENCODERS)

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from bidmatch.base.errors import ConfigError
-from trainer.config import TrainConfig, bounds_of, make_config, preset_names, validate_config
+from trainer.config import TrainConfig
+from trainer.settings import bounds_of, make_config, preset_names, validate_config
 
 
 @pytest.mark.parametrize("name", preset_names())
