@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import scipy.sparse as sp
+from numpy.lib.format import read_array_header_1_0, read_magic
 
 from bidmatch.base.errors import InputError
 from bidmatch.base.input_files import Source, decode_head, detect_encoding, open_source, undecodable
@@ -217,6 +218,7 @@ def _load_npz(path: Path) -> sp.csr_matrix:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
             warnings.simplefilter("error", UserWarning)
+            _check_indices(path)
             return _as_csr(sp.load_npz(path))
     # What a damaged archive raises depends on where NumPy, SciPy or zlib meet the damage.
     except Exception as problem:
@@ -225,6 +227,22 @@ def _load_npz(path: Path) -> sp.csr_matrix:
             file=path,
             hint="Write it with scipy.sparse.save_npz.",
         ) from problem
+
+
+def _check_indices(path: Path) -> None:
+    """SciPy cuts fractions off the indices that it loads, and a label would become another.
+
+    Raises:
+        ValueError: indices of the archive are not whole numbers.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for name in ("indices", "indptr", "row", "col", "offsets"):
+            if f"{name}.npy" in archive.namelist():
+                with archive.open(f"{name}.npy") as file:
+                    read_magic(file)
+                    *_, dtype = read_array_header_1_0(file)
+                if dtype.kind not in "iu":
+                    raise ValueError(f"its {name} are {dtype}, not whole numbers")
 
 
 def _as_csr(found: sp.sparray | sp.spmatrix) -> sp.csr_matrix:

@@ -480,6 +480,7 @@ BAD_NPZ = {
     "indptr decreases": lambda path: put_npz(path, _ONES, _COLUMNS, (0, 4, 2, 4, 5)),
     "indptr is too short": lambda path: put_npz(path, _ONES, _COLUMNS, (0, 5)),
     "indptr is beyond": lambda path: put_npz(path, _ONES, _COLUMNS, (0, 1, 2, 4, 500)),
+    "columns are fractions": lambda path: put_npz(path, _ONES, _COLUMNS + 0.5),
     "columns are complex": lambda path: put_npz(path, _ONES, _COLUMNS * 1j),
     "format is a number": lambda path: put_npz(path, _ONES, _COLUMNS, form=7),
     "format is unknown": lambda path: put_npz(path, _ONES, _COLUMNS, form=b"abc"),
