@@ -74,10 +74,13 @@ class DualHeadModel(nn.Module):
         phi = self.encoder(input_ids, attention_mask)
         return tuple(pair(phi) for pair in self.heads)
 
-    def encode(self, batch: TextBatch, *, classifier: bool = True) -> tuple[HeadVectors, ...]:
-        """Each pair's vectors of a training batch; without Φ_C, as for labels, if `classifier` is false."""
-        phi = self.encoder.encode(batch)
+    def heads_of(self, phi: torch.Tensor, *, classifier: bool = True) -> tuple[HeadVectors, ...]:
+        """Each pair's vectors of Φ(x), float (n, width); without Φ_C if `classifier` is false."""
         return tuple(pair(phi, classifier=classifier) for pair in self.heads)
+
+    def encode(self, batch: TextBatch, *, classifier: bool = True) -> tuple[HeadVectors, ...]:
+        """Each pair's vectors of a training batch; without Φ_C if `classifier` is false."""
+        return self.heads_of(self.encoder.encode(batch), classifier=classifier)
 
     def query_vectors(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor

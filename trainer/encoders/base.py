@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -32,6 +33,26 @@ class TextBatch:
     mask: torch.Tensor
     hidden: torch.Tensor | None = None
     pooled: torch.Tensor | None = None
+
+
+def joined(batches: Sequence[TextBatch]) -> TextBatch:
+    """Batches of one kind, one below the other, padded to the longest text of all."""
+    if len(batches) == 1:
+        return batches[0]
+    tokens = max(batch.ids.shape[1] for batch in batches)
+
+    def padded(part: torch.Tensor) -> torch.Tensor:
+        missing = tokens - part.shape[1]
+        return nn.functional.pad(part, (0, 0) * (part.dim() - 2) + (0, missing)) if missing else part
+
+    hidden = [padded(batch.hidden) for batch in batches if batch.hidden is not None]
+    pooled = [batch.pooled for batch in batches if batch.pooled is not None]
+    return TextBatch(
+        torch.cat([padded(batch.ids) for batch in batches]),
+        torch.cat([padded(batch.mask) for batch in batches]),
+        torch.cat(hidden) if hidden else None,
+        torch.cat(pooled) if pooled else None,
+    )
 
 
 class Encoder(nn.Module):

@@ -74,7 +74,7 @@ def test_only_the_pools_rows_of_the_table_and_its_moments_change():
         training.state.step = training.state.global_step = number
         batch = np.arange(16) + 16 * number
         rng = stream(training.config.seed, STEP_STREAM, 0, number)
-        rng.integers(2**62, size=3)
+        rng.integers(2**62, size=2)
         pool = label_pool(training.targets, batch, training.plan.hard[batch], 3, 3, rng)
         assert 16 < len(pool.labels) <= 16 * 6
         before = {"Ψ": table_of(training).detach().clone()} | {n: v.clone() for n, v in state.items()}

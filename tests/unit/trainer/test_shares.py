@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.distributed import Workers
-from trainer.step import length_groups, shares_of
+from trainer.vectors import length_groups, shares_of
 
 lengths = st.lists(st.integers(0, 40), max_size=60).map(lambda found: np.array(found, dtype=np.int64))
 
