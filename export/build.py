@@ -15,29 +15,29 @@ from tokenizers import Tokenizer
 from bidmatch import __version__
 from bidmatch.base.console import say
 from bidmatch.base.errors import ConfigError
-from bidmatch.base.files import refuse_folder
+from bidmatch.base.files import atomic_dir, refuse_folder
 from bidmatch.base.versions import versions_of
 from export.blend import blend
 from export.bundle.encoder import TextEncoder, make_session
 from export.bundle.format import (
+    ALL_FILES,
     ENCODER_FP32,
     ENCODER_INT8,
     INDEX,
     MANIFEST,
-    Candidate,
     Counts,
     EncoderRecord,
     Manifest,
     Precision,
 )
 from export.bundle.weights import BlendRecord
-from export.bundle.write import finish, new_bundle, write_phrases, write_tokenizer
+from export.bundle.write import finish, write_phrases, write_tokenizer
 from export.calibrate import DEPTH as CALIBRATED
 from export.calibrate import calibration_for
 from export.hnsw import RecallTarget, TunedIndex, tune
 from export.measure import measure, sample_of, texts_of
 from export.onnx_graph import OPSET, export_onnx
-from export.quantise import choose, int8_instructions, processor, quantise
+from export.quantise import choose, int8_instructions, processor, quantise, unjudged
 from export.rescoring import Candidates, candidates_for
 from export.source import ExportSource
 from export.vectors import LabelVectors, check_parity, write_label_vectors
@@ -92,7 +92,13 @@ def check_free(out: Path, *, overwrite: bool) -> None:
     Raises:
         BidmatchError: it exists, and is not to be overwritten or is no bundle.
     """
-    refuse_folder(out, "bundle", lambda folder: (folder / MANIFEST).is_file(), overwrite=overwrite)
+    refuse_folder(out, "bundle", _is_bundle, overwrite=overwrite)
+
+
+def _is_bundle(folder: Path) -> bool:
+    """Whether it holds a bundle's files, if damaged ones or not all, and nothing else."""
+    names = {entry.name for entry in folder.iterdir()}
+    return MANIFEST in names and len(names) > 2 and names <= ALL_FILES
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ def build_bundle(
     if source.record.not_in_index:
         say(f"not in the index: {source.record.not_in_index}")
     threads = options.threads or os.cpu_count() or 1
-    with new_bundle(out, overwrite=overwrite) as folder:
+    with atomic_dir(out, overwrite=overwrite) as folder:
         write_phrases(folder, source.phrases)
         write_tokenizer(folder, source.tokenizer.to_str())
         encoders = _make_encoders(folder, source, options, threads)
@@ -218,7 +224,7 @@ def _make_encoders(folder: Path, source: ExportSource, options: ExportOptions, t
     rescored = candidates_for(sample, exact, labels, options.candidates)
     if not len(source.validation):
         say("no validation queries were kept, so the quantised encoder cannot be judged: fp32 serves")
-        chosen, candidates = exact, [_unjudged(fp32)]
+        chosen, candidates = exact, [unjudged(fp32, exact, queries)]
     else:
         say(f"quantising the encoder (8-bit instructions here: {int8_instructions()})")
         # The three small products of `bag` have no measurable time to gain, and its vectors then depend on
@@ -244,20 +250,6 @@ def _make_encoders(folder: Path, source: ExportSource, options: ExportOptions, t
         candidates=candidates,
     )
     return _Encoders(record, chosen, labels, weights, rescored)
-
-
-def _unjudged(file: Path) -> Candidate:
-    return Candidate(
-        precision="fp32",
-        quantised_ops=[],
-        bytes=file.stat().st_size,
-        quality={},
-        loss={},
-        ms_per_query=0.0,
-        ms_per_query_batched=0.0,
-        chosen=True,
-        reason="there are no validation queries to judge another on",
-    )
 
 
 def _make_index(

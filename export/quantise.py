@@ -182,6 +182,29 @@ def verdict(fp32: Candidate, int8: Candidate, bound: float) -> tuple[bool, str]:
     return True, f"{gains}, and loses at most {max(0.0, int8.loss[worst]):.2f} points (bound {bound:g})"
 
 
+def _speeds(encoder: TextEncoder, texts: Sequence[str]) -> dict[str, float]:
+    """The speeds of a `Candidate` on the first of these texts."""
+    timed = texts[:_TIMED_QUERIES]
+    return {
+        "ms_per_query": round(milliseconds_per_query(encoder, timed, 1), 4),
+        "ms_per_query_batched": round(milliseconds_per_query(encoder, timed, _TIMED_BATCH), 4),
+    }
+
+
+def unjudged(file: Path, encoder: TextEncoder, texts: Sequence[str]) -> Candidate:
+    """The fp32 encoder, alone where no query is left to judge another on; timed on other texts."""
+    return Candidate(
+        precision="fp32",
+        quantised_ops=[],
+        bytes=file.stat().st_size,
+        quality={},
+        loss={},
+        **_speeds(encoder, texts),
+        chosen=True,
+        reason="there are no validation queries to judge another on",
+    )
+
+
 def choose(
     candidates: Sequence[tuple[Precision, list[str], Path, TextEncoder]],
     validation: Interactions,
@@ -200,7 +223,6 @@ def choose(
         bound: points that may be lost.
     """
     texts = validation.queries.to_pylist()
-    timed = texts[:_TIMED_QUERIES]
     records: list[Candidate] = []
     for precision, operators, file, encoder in candidates:
         quality = measure_quality(encoder.encode(texts), labels, validation, depth)
@@ -212,8 +234,7 @@ def choose(
                 bytes=file.stat().st_size,
                 quality=quality,
                 loss={name: round(base[name] - quality[name], 4) for name in JUDGED},
-                ms_per_query=round(milliseconds_per_query(encoder, timed, 1), 4),
-                ms_per_query_batched=round(milliseconds_per_query(encoder, timed, _TIMED_BATCH), 4),
+                **_speeds(encoder, texts),
                 chosen=False,
                 reason="",
             )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ from trainer.evaluate import metrics_by_frequency, metrics_of, rankings, served_
 from trainer.metrics import propensities
 from trainer.model import DualHeadModel, HeadVectors
 from trainer.report import write_report
-from trainer.run_folder import package_versions
+from trainer.run_folder import holds_only_a_run, locked_run, package_versions
 from trainer.settings import validate_config
 from trainer.student import (
     RATES,
@@ -75,17 +75,28 @@ def distil(
         the report, as in report.json.
 
     Raises:
-        BidmatchError: `out` is taken.
+        BidmatchError: `out` is taken, or is to be replaced and holds other files or is being trained.
         ConfigError: `run` holds no finished training or is `out`, or the teacher has no such layers.
         DamagedError: a file of it is missing or altered.
     """
     if out.resolve() == run.resolve():
         raise ConfigError(f"{out} is the teacher", hint="Name another folder for the student.")
-    refuse_folder(out, "run", lambda folder: (folder / "run.json").is_file(), overwrite=overwrite)
+    refuse_folder(out, "run alone", holds_only_a_run, overwrite=overwrite)
     teacher = load_run(run)
     newest = checkpoints(run)[-1]
     architecture = yaml.safe_load((newest / "architecture.yaml").read_text(encoding="utf-8"))
     student = new_student(teacher, architecture, options)
+    with ExitStack() as held:
+        if out.exists():
+            held.enter_context(locked_run(out))
+        folder = held.enter_context(atomic_dir(out, overwrite=overwrite))
+        return _distil(teacher, newest, student, options, folder, timer)
+
+
+def _distil(
+    teacher: TrainedRun, newest: Path, student: Student, options: StudentOptions, folder: Path, timer: Timer
+) -> dict[str, Any]:
+    """Train the student and write its run into an empty folder; `newest` is the teacher's checkpoint."""
     config = _config(teacher.config, student, options)
     device = choose_device(config)
     say(f"device {device.device}, {'bf16' if device.bf16 else 'fp32'}, {device.threads} threads")
@@ -93,8 +104,9 @@ def distil(
         model.to(device.device)
     judge = _Judge(teacher, device)
     texts = pa.concat_arrays([_training_queries(teacher), keys_of(teacher.phrases)])
-    with TemporaryDirectory(prefix="bidmatch-distil-") as scratch:
-        history, cosines = _train(teacher, student, config, judge, texts, Path(scratch) / "teacher.f16")
+    scratch = folder / "teacher.f16"
+    history, cosines = _train(teacher, student, config, judge, texts, scratch)
+    scratch.unlink(missing_ok=True)
     figures = {name: judge.figures(student.model, student.tokenizer, name) for name in ("validation", "test")}
     teachers = judge.figures(teacher.model, teacher.tokenizer, "validation")
     for model in (teacher.model, student.model):
@@ -111,37 +123,36 @@ def distil(
     state = CheckpointState(epoch=config.epochs, global_step=steps, finished=True, history=history)
     classifiers = new_classifiers(config, len(teacher.phrases))
     classifiers.load_state_dict(load_file(newest / "table.safetensors"))
-    with atomic_dir(out, overwrite=overwrite) as folder:
-        info = _write_inputs(folder, teacher, config, about["teacher"])
-        save_checkpoint(
-            folder,
-            state,
-            config,
-            student.architecture,
-            student.tokenizer,
-            student.model,
-            classifiers,
-            (),
-            None,
-            [pair.phi_d.cpu() for pair in judge.labels],
-        )
-        report = {
-            "config": config.model_dump(),
-            "run": info,
-            "model_id": state.model_id,
-            "device": {
-                "name": str(device.device),
-                "bf16": device.bf16,
-                "threads": device.threads,
-                "processes": 1,
-            },
-            "cpu_count": os.cpu_count(),
-            "propensity": {"A": config.propensity_a, "B": config.propensity_b},
-            "history": history,
-            **figures,
-            "student": about,
-        }
-        write_report(folder, report)
+    info = _write_inputs(folder, teacher, config, about["teacher"])
+    save_checkpoint(
+        folder,
+        state,
+        config,
+        student.architecture,
+        student.tokenizer,
+        student.model,
+        classifiers,
+        (),
+        None,
+        [pair.phi_d.cpu() for pair in judge.labels],
+    )
+    report = {
+        "config": config.model_dump(),
+        "run": info,
+        "model_id": state.model_id,
+        "device": {
+            "name": str(device.device),
+            "bf16": device.bf16,
+            "threads": device.threads,
+            "processes": 1,
+        },
+        "cpu_count": os.cpu_count(),
+        "propensity": {"A": config.propensity_a, "B": config.propensity_b},
+        "history": history,
+        **figures,
+        "student": about,
+    }
+    write_report(folder, report)
     return report
 
 

@@ -41,7 +41,7 @@ from trainer.metrics import propensities
 from trainer.model import DualHeadModel, new_model, normalised
 from trainer.plan import CODE_STREAM, GANDALF_STREAM, INIT_STREAM, stream
 from trainer.report import write_report
-from trainer.run_folder import locked, prepare_folder, report_of_finished
+from trainer.run_folder import locked_run, prepare_folder, report_of_finished
 
 
 def _check_data(dataset: Dataset | None, config: TrainConfig) -> None:
@@ -62,9 +62,10 @@ def _check_data(dataset: Dataset | None, config: TrainConfig) -> None:
     if batch.all_labels and labels > batch.all_labels_up_to and config.heads != "dual_encoder":
         # Scores, targets, and the gradients of both, in float32; the table's own rows and their gradient.
         gigabytes = (4 * batch.queries * labels + 2 * labels * config.split_width(config.dim)[1]) * 4 / 1e9
+        memory = f"{gigabytes:,.1f} GB" if gigabytes >= 1 else f"{1e3 * gigabytes:,.1f} MB"
         raise ConfigError(
             f"batch.all_labels scores every query with all {labels:,} labels, and each step would take "
-            f"{gigabytes:,.1f} GB; it is for up to {batch.all_labels_up_to:,} labels",
+            f"{memory}; it is for up to {batch.all_labels_up_to:,} labels",
             hint="Leave it off (a pool of labels is scored instead), or raise batch.all_labels_up_to.",
         )
 
@@ -113,7 +114,7 @@ def run_training(
 
         def prepare() -> dict[str, Any] | None:
             assert dataset is not None
-            held.enter_context(locked(run))
+            held.enter_context(locked_run(run))
             prepare_folder(run, config, dataset, overwrite=overwrite)
             return report_of_finished(run)
 

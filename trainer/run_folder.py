@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +16,8 @@ import yaml
 
 from bidmatch import __version__
 from bidmatch.base.console import say
-from bidmatch.base.errors import BidmatchError, ConfigError, DamagedError
-from bidmatch.base.files import atomic_file, remove_partials
+from bidmatch.base.errors import ConfigError, DamagedError
+from bidmatch.base.files import atomic_file, locked, remove_partials
 from bidmatch.base.versions import versions_of
 from trainer.checkpoint import (
     checkpoints,
@@ -33,7 +32,7 @@ from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset, Interactions
 from trainer.data.split import split_by_query
 from trainer.report import read_report
-from trainer.settings import validate_config
+from trainer.settings import flat_settings, validate_config
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hnswlib", "pyarrow")
 
@@ -41,6 +40,16 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hnswlib",
 def package_versions() -> dict[str, str]:
     """Versions of bidmatch, Python, and the packages that decide what a run comes to."""
     return {"bidmatch": __version__} | versions_of(_PACKAGES)
+
+
+_FILES = ("run.json", "config.yaml", "metrics.jsonl", "report.json", "report.html")
+_FOLDERS = ("checkpoints", "data", "cache")
+
+
+def holds_only_a_run(folder: Path) -> bool:
+    """Whether a folder holds what a run wrote, and nothing else, so that it can be replaced as a whole."""
+    names = {entry.name for entry in folder.iterdir()}
+    return {"run.json", "config.yaml"} <= names <= {*_FILES, *_FOLDERS, ".lock"}
 
 
 def _check_folder(run: Path) -> None:
@@ -58,7 +67,7 @@ def _check_folder(run: Path) -> None:
 
 
 @contextmanager
-def locked(run: Path) -> Iterator[None]:
+def locked_run(run: Path) -> Iterator[None]:
     """Hold the run folder; its lock file also marks it as one, so that no other folder is written into.
 
     Raises:
@@ -67,11 +76,7 @@ def locked(run: Path) -> Iterator[None]:
     """
     _check_folder(run)
     run.mkdir(parents=True, exist_ok=True)
-    with (run / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as taken:
-            raise BidmatchError(f"{run} is being trained by another process") from taken
+    with locked(run / ".lock", f"{run} is being trained by another process"):
         yield
 
 
@@ -101,11 +106,17 @@ def check_run_folder(run: Path, config: TrainConfig, dataset: Dataset) -> None:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as wrong:
         raise DamagedError(f"{run} holds files of no run that can be resumed: {wrong}") from wrong
     hint = "Use the same data and settings to resume, or another --out folder, or --overwrite."
-    mine, theirs = config.model_dump(), begun.model_dump()
+    mine, theirs = flat_settings(config), flat_settings(begun)
     free = ("checkpoint_seconds", "keep_checkpoints")
-    changed = [name for name in mine if mine[name] != theirs[name] and name not in free]
+    names = [name for name in dict.fromkeys([*mine, *theirs]) if name not in free]
+    absent = "none"
+    changed = {
+        name: (theirs.get(name, absent), mine.get(name, absent))
+        for name in names
+        if theirs.get(name, absent) != mine.get(name, absent)
+    }
     if changed:
-        fields = ", ".join(f"{name} ({theirs[name]} there, {mine[name]} here)" for name in changed)
+        fields = ", ".join(f"{name} ({there} there, {here} here)" for name, (there, here) in changed.items())
         raise ConfigError(f"{run} holds a run with other settings: {fields}", hint=hint)
     try:
         info = orjson.loads((run / "run.json").read_bytes())
@@ -134,9 +145,9 @@ def prepare_folder(run: Path, config: TrainConfig, dataset: Dataset, *, overwrit
 
 def _delete_run(run: Path) -> None:
     """Delete what a run wrote, and nothing else."""
-    for name in ("run.json", "config.yaml", "metrics.jsonl", "report.json", "report.html"):
+    for name in _FILES:
         (run / name).unlink(missing_ok=True)
-    for name in ("checkpoints", "data", "cache"):
+    for name in _FOLDERS:
         if (run / name).is_dir():
             shutil.rmtree(run / name)
 

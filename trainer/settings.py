@@ -128,15 +128,15 @@ def _preset_path(preset: str, folder: Path) -> Path:
     return path
 
 
-def _layers(preset: str) -> list[dict[str, Any]]:
-    """Settings of a preset and of those it stands on, the lowest first."""
-    layers: list[dict[str, Any]] = []
+def _layers(preset: str) -> list[tuple[Path, dict[str, Any]]]:
+    """Files and settings of a preset and of those it stands on, the lowest first."""
+    layers: list[tuple[Path, dict[str, Any]]] = []
     path = _preset_path(preset, Path())
     seen = [path.resolve()]
     while True:
         values = _read_preset(path)
         base = values.pop("base", None)
-        layers.insert(0, values)
+        layers.insert(0, (path, values))
         if base is None:
             return layers
         if not isinstance(base, str):
@@ -145,6 +145,11 @@ def _layers(preset: str) -> list[dict[str, Any]]:
         if path.resolve() in seen:
             raise ConfigError(f"{path} is its own base", hint="Name another preset, or none, as base.")
         seen.append(path.resolve())
+
+
+def _says_a_method(preset: str) -> bool:
+    """Whether it is a method preset: all of them stand on `unidec`."""
+    return any(path.resolve() == (PRESETS / "unidec.yaml").resolve() for path, _ in _layers(preset))
 
 
 def make_config(preset: str, assignments: Sequence[str], base: str | None = None) -> TrainConfig:
@@ -171,21 +176,29 @@ def make_config(preset: str, assignments: Sequence[str], base: str | None = None
     if base is not None:
         if not isinstance(base, str):
             raise ConfigError(f"base={base}: expected the name of a preset")
+        if _says_a_method(base):
+            encoders = ", ".join(name for name in preset_names() if not _says_a_method(name))
+            raise ConfigError(
+                f"base={base}: it is a method, and {preset} would learn by it under its own name",
+                hint=f"A base says which encoder and how long: {encoders}; or a .yaml file of that kind.",
+            )
         layers = _layers(base) + (layers[1:] or layers)
     values: dict[str, Any] = {}
-    for layer in [*layers, changes]:
+    for layer in [*(settings for _, settings in layers), changes]:
         values = _layered(values, layer)
     return validate_config(values, source=str(preset))
 
 
-def settings_of(config: BaseModel, prefix: str = "") -> list[str]:
-    """Names of all settings, nested ones with dots, as `--set` takes them."""
-    names: list[str] = []
+def flat_settings(config: BaseModel, prefix: str = "") -> dict[str, Any]:
+    """All settings with their values, nested ones by names with dots, as `--set` takes them."""
+    found: dict[str, Any] = {}
     for name in type(config).model_fields:
         value = getattr(config, name)
-        nested = isinstance(value, BaseModel)
-        names += settings_of(value, f"{prefix}{name}.") if nested else [f"{prefix}{name}"]
-    return names
+        if isinstance(value, BaseModel):
+            found |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def bounds_of(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -264,5 +277,5 @@ def _no_such_setting(field: str) -> str:
     of_kinds = {
         f"{section}.{own}" for config in _SECTIONS.get(section, {}).values() for own in config.model_fields
     }
-    near = difflib.get_close_matches(field, [*settings_of(TrainConfig()), *sorted(of_kinds)], n=1)
+    near = difflib.get_close_matches(field, [*flat_settings(TrainConfig()), *sorted(of_kinds)], n=1)
     return "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bidmatch.base.errors import BidmatchError
@@ -57,6 +58,19 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
         raise BidmatchError(f"{path} already exists", hint="Name another file, or pass --overwrite.")
 
 
+def refuse_inside(path: Path, folder: Path, what: str) -> None:
+    """Refuse an output inside a folder that has to stay as it is.
+
+    Raises:
+        BidmatchError: it lies there.
+    """
+    if path.resolve().is_relative_to(folder.resolve()):
+        raise BidmatchError(
+            f"{path} is inside {folder}, and a {what} holds nothing but its own files",
+            hint="Name a file outside of it.",
+        )
+
+
 def refuse_folder(path: Path, what: str, is_ours: Callable[[Path], bool], *, overwrite: bool) -> None:
     """Refuse an output folder that is there, unless it is to be replaced and holds what is written there.
 
@@ -77,6 +91,21 @@ def refuse_folder(path: Path, what: str, is_ours: Callable[[Path], bool], *, ove
         raise BidmatchError(
             f"{path} is no {what}, so --overwrite does not replace it", hint="Name another folder."
         )
+
+
+@contextmanager
+def locked(file: Path, taken: str) -> Iterator[None]:
+    """Hold a lock file, made if need be, for as long as the process is within or until it ends.
+
+    Raises:
+        BidmatchError: another process holds it; `taken` says so.
+    """
+    with file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as held:
+            raise BidmatchError(taken, hint="Wait for it, or name another folder.") from held
+        yield
 
 
 @contextmanager
@@ -113,7 +142,8 @@ def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yields a temporary folder beside `path`; on success all of it is fsynced and renamed to `path`.
 
     With `overwrite`, an existing folder is swapped with the new one and deleted after (on systems without
-    an atomic swap it is moved aside first).
+    an atomic swap it is moved aside first). What earlier, killed writers of `path` left beside it is removed
+    first, unless another writer is at work in the same parent folder.
 
     Raises:
         BidmatchError: `path` exists, or came into being meanwhile, and `overwrite` is false.
@@ -123,8 +153,14 @@ def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
         raise taken
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial_name(path)
-    partial.mkdir()
+    parent = os.open(path.parent, os.O_RDONLY)
     try:
+        # Every writer holds the parent folder's shared lock, so who gets the exclusive one is alone.
+        with suppress(OSError):
+            fcntl.flock(parent, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_partials(path)
+        fcntl.flock(parent, fcntl.LOCK_SH)
+        partial.mkdir()
         yield partial
         for entry in sorted(partial.rglob("*")):
             fsync_path(entry)
@@ -141,3 +177,4 @@ def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
         fsync_path(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        os.close(parent)

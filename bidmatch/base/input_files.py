@@ -181,6 +181,8 @@ def open_source(path: Path) -> Source:
     for magic, name, hint in _FOREIGN:
         if source.head.startswith(magic):
             raise InputError(f"is {name}, not a log", file=path, hint=hint)
+    if source.head[257:262] == b"ustar":
+        raise InputError("is a tar archive, not a log", file=path, hint="Unpack it first.")
     return source
 
 

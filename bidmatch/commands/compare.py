@@ -9,6 +9,7 @@ import click
 
 from bidmatch.base.console import emit_json, say
 from bidmatch.base.errors import BidmatchError, ConfigError
+from bidmatch.base.files import locked
 from bidmatch.base.processes import process_count
 from trainer.data.options import ReadOptions
 from trainer.data.options_cli import read_options
@@ -75,7 +76,9 @@ ones.
 @click.option("--overwrite", is_flag=True, help="Delete the rows' runs that are in --out and begin anew.")
 @read_options
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON on stdout.")
+@click.pass_context
 def command(
+    context: click.Context,
     data: tuple[Path, ...],
     out: Path,
     presets: tuple[str, ...],
@@ -120,11 +123,13 @@ def command(
         say(line)
     if len(dataset.test) == 0:
         raise ConfigError("no query of the data is held out", hint="Give --test-share above 0.")
+    n_test, n_labels = dataset.test.clicks.shape
+    answers = [(name, file, read_ranking(file, n_test, n_labels)) for name, file in files]
+    out.mkdir(parents=True, exist_ok=True)
+    context.with_resource(locked(out / ".lock", f"another comparison is being made in {out}"))
     if not overwrite:
         _check_table(out, dataset)
         check_rows(dataset, items, range(seeds), out)
-    n_test, n_labels = dataset.test.clicks.shape
-    answers = [(name, file, read_ranking(file, n_test, n_labels)) for name, file in files]
 
     empty = _empty(dataset, config.propensity_a, config.propensity_b).model_copy(
         update={
@@ -170,7 +175,8 @@ def _check_folder(out: Path) -> None:
     """Refuse to put runs among the files of something else; compare.json marks a folder of ours."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file, not a folder", hint="Name a new folder with --out.")
-    if out.is_dir() and any(out.iterdir()) and not (out / "compare.json").is_file():
+    names = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
+    if names - {".lock"} and "compare.json" not in names:
         raise ConfigError(
             f"{out} holds files of something else, which a comparison would mix with",
             hint="Name a new folder.",

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bidmatch.base.console import emit_json
 from bidmatch.base.errors import ConfigError
-from bidmatch.base.files import atomic_file
+from bidmatch.base.files import atomic_file, refuse_inside
 from bidmatch.reliability import reliability_page, summary_of
 from export.bundle.format import Manifest
 from export.bundle.read import open_bundle, read_manifest
@@ -49,6 +49,7 @@ def command(bundle: Path, verify: bool, html: Path | None, as_json: bool) -> Non
     if html is not None:
         if manifest.calibration is None:
             raise ConfigError(f"{bundle} has no calibration to plot", hint="Leave --html out.")
+        refuse_inside(html, bundle, "bundle")
         with atomic_file(html) as partial:
             partial.write_text(reliability_page(manifest, manifest.calibration), encoding="utf-8")
     if as_json:
@@ -71,7 +72,7 @@ def _tables(path: Path, manifest: Manifest, columns: list[str] | None) -> list[T
         _curve(manifest),
         *_rescoring(manifest),
         *_weights(manifest),
-        _quality(manifest),
+        *_quality(manifest),
         *_calibration(manifest),
         _licences(manifest),
     ]
@@ -227,8 +228,11 @@ def _calibration(manifest: Manifest) -> list[Table]:
     return [table]
 
 
-def _quality(manifest: Manifest) -> Table:
+def _quality(manifest: Manifest) -> list[Table]:
+    """What the bundle finds of the validation queries; nothing where there are none."""
     quality = manifest.quality
+    if not quality.queries:
+        return []
     constants = ", ".join(f"{name} = {value:g}" for name, value in quality.propensity.items())
     table = _table(
         f"Percent on {quality.queries:,} validation queries ({constants})",
@@ -239,7 +243,7 @@ def _quality(manifest: Manifest) -> Table:
             f"{figures[name]:.2f}" if name in figures else "-" for figures in (quality.index, quality.served)
         )
         table.add_row(name, f"{value:.2f}", *others)
-    return table
+    return [table]
 
 
 def _licences(manifest: Manifest) -> Table:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from bidmatch.base.errors import InputError
-from bidmatch.base.files import atomic_dir, remove_partials, sha256_file
+from bidmatch.base.files import sha256_file
 from export.bundle.format import (
     FORMAT_VERSION,
     MANIFEST,
@@ -31,37 +27,6 @@ from export.bundle.format import (
 from export.bundle.read import verify_folder
 
 _PHRASE_CHUNK = 1 << 16
-
-
-@contextmanager
-def new_bundle(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yields an empty folder that becomes the bundle `path` at the end; call `finish` in it last.
-
-    What an earlier, killed export left beside `path` is removed first, unless another export is at work in
-    the same parent folder.
-
-    Args:
-        path: the bundle's folder.
-        overwrite: replace a bundle that is there.
-
-    Raises:
-        BidmatchError: `path` exists and `overwrite` is false.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        # Every writer holds the parent folder's shared lock, so who gets the exclusive one is alone.
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            pass
-        else:
-            remove_partials(path)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        with atomic_dir(path, overwrite=overwrite) as folder:
-            yield folder
-    finally:
-        os.close(descriptor)
 
 
 def write_phrases(folder: Path, phrases: pa.Table) -> None:
@@ -108,7 +73,7 @@ def finish(folder: Path, fields: dict[str, Any]) -> Manifest:
     """Hash all files, write the manifest over them, and read the whole folder back as a reader would.
 
     Args:
-        folder: what `new_bundle` yielded, with every file but the manifest in it.
+        folder: what `atomic_dir` yielded, with every file but the manifest in it.
         fields: the manifest's fields, as records, without `format_version`, `bundle_id`, `files`, `checksum`.
 
     Raises:

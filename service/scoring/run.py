@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bidmatch.base.console import Step, progress, say
 from bidmatch.base.errors import BidmatchError, ConfigError
-from bidmatch.base.files import atomic_file
+from bidmatch.base.files import atomic_file, refuse_inside
 from bidmatch.base.input_files import Source
 from export.bundle.format import INDEX
 from export.bundle.read import read_manifest
@@ -93,6 +93,7 @@ def score_log(options: ScoreOptions) -> Summary:
     if options.output.exists() and any(file.exists() and file.samefile(options.output) for file in files):
         raise ConfigError(f"{options.output} is the input", hint="Name another file to write.")
     sources = [(file, open_log(file)) for file in files]
+    refuse_inside(options.output, options.bundle, "bundle")
     manifest = read_manifest(options.bundle)
     plan = Plan(
         bundle_id=manifest.bundle_id,

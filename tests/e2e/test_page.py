@@ -20,7 +20,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from export.bundle.format import PHRASES
 from export.bundle.read import open_bundle
-from export.bundle.write import finish, new_bundle, write_phrases
+from export.bundle.write import atomic_dir, finish, write_phrases
 
 HTML = "<img src=x onerror='window.injected=1'> & <script>window.injected=1</script>"
 FLAGS = [
@@ -44,7 +44,7 @@ def address(
 ) -> Iterator[str]:
     """The small bundle with HTML for its first phrase and for that one's match type."""
     path = tmp_path_factory.mktemp("odd") / "bundle"
-    with open_bundle(small_bundle) as bundle, new_bundle(path) as folder:
+    with open_bundle(small_bundle) as bundle, atomic_dir(path) as folder:
         for name in bundle.manifest.files:
             if name != PHRASES:
                 shutil.copyfile(small_bundle / name, folder / name)

@@ -44,11 +44,14 @@ def read_ranking(file: Path, queries: int, labels: int) -> Ranking:
         return InputError(reason, file=file, hint=_FORM)
 
     try:
-        with np.load(file, allow_pickle=False) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile) or "topk" not in stored:
+        stored = np.load(file, allow_pickle=False)
+        if not isinstance(stored, np.lib.npyio.NpzFile):
+            raise wrong("is a single array (.npy), not an .npz file")
+        with stored:
+            if "topk" not in stored:
                 raise wrong("holds no array `topk`")
             topk = stored["topk"]
-            seconds = float(stored["seconds"]) if "seconds" in stored else None
+            given = stored.get("seconds")
     except InputError:
         raise
     except FileNotFoundError:
@@ -60,6 +63,9 @@ def read_ranking(file: Path, queries: int, labels: int) -> Ranking:
         # A damaged archive fails in whichever layer meets the damage first: zip, its decompressors, the
         # array's header, or the memory for a shape that the header only claims. Each has errors of its own.
         raise wrong(f"can't be read as .npz: {unreadable or type(unreadable).__name__}") from unreadable
+    if given is not None and (given.ndim or given.dtype.kind not in "iuf"):
+        raise wrong(f"`seconds` is {given.dtype} {given.shape}, not one number")
+    seconds = None if given is None else float(given)
     if topk.ndim != 2 or topk.shape[0] != queries or topk.dtype.kind not in "iu":
         raise wrong(
             f"`topk` is {topk.dtype} {topk.shape}, not whole numbers ({queries}, K): "

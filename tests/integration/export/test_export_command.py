@@ -121,6 +121,18 @@ def test_a_run_is_measured_by_all_its_views(small_wide_run):
     assert report["metrics"] == report["views"]["rescored"]["metrics"]
 
 
+def test_nothing_is_written_into_a_bundle(exported, tmp_path):
+    bundle, log = exported[0], tmp_path / "log.tsv"
+    log.write_text("query\nshoes\n")
+    for command in (
+        ("inspect", bundle, "--html", bundle / "manifest.json"),
+        ("score", "--bundle", bundle, "--input", log, "--output", bundle / "matches.csv"),
+    ):
+        done = bidmatch(*command)
+        assert "holds nothing but its own files" in done.stderr, done.stderr
+    assert bidmatch("inspect", bundle).returncode == 0
+
+
 def test_inspect_of_a_damaged_bundle_exits_4_and_says_why(exported, tmp_path):
     copy = shutil.copytree(exported[0], tmp_path / "copy")
     os.truncate(copy / "index.hnsw", 100)
@@ -141,6 +153,9 @@ def test_a_taken_folder_is_left_alone_unless_overwriting_is_asked_for(exported, 
     foreign = bidmatch("export", "--checkpoint", small_run, "--out", out, "--overwrite")
     assert foreign.returncode == 1
     assert "is no bundle" in foreign.stderr
+    # A web application's manifest has the same name.
+    (out / "manifest.json").write_text("{}")
+    assert bidmatch("export", "--checkpoint", small_run, "--out", out, "--overwrite").returncode == 1
     assert (out / "precious.txt").read_text() == "x"
     bundle = shutil.copytree(exported[0], tmp_path / "old")
     os.truncate(bundle / "vectors.npy", 7)

@@ -24,7 +24,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from export.bundle import format as fmt
-from export.bundle.write import create_vectors, finish, new_bundle, write_phrases, write_tokenizer
+from export.bundle.write import atomic_dir, create_vectors, finish, write_phrases, write_tokenizer
 
 DIM = 16
 HALF = DIM // 2
@@ -103,7 +103,7 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     index.init_index(len(texts), M=16, ef_construction=200, random_seed=1)
     index.add_items(vectors, np.arange(len(texts)), num_threads=1)
     path = tmp_path_factory.mktemp("tiny") / "bundle"
-    with new_bundle(path) as folder:
+    with atomic_dir(path) as folder:
         (folder / fmt.ENCODER_FP32).write_bytes(_encoder(table))
         write_tokenizer(folder, tokenizer.to_str())
         write_phrases(folder, pa.table({"id": ids, "text": texts, "match_type": kinds}))

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from bidmatch.base.errors import BidmatchError, ConfigError, InputError
+from bidmatch.base.files import locked
 from bidmatch.commands.compare import command
 from trainer.data.options import ReadOptions
 from trainer.data.read import read_dataset
@@ -191,6 +192,15 @@ def test_a_folder_of_something_else_in_a_rows_place_is_refused(finished, compare
     assert tables_of(out) == before
 
 
+def test_two_comparisons_do_not_share_a_folder(finished, compare):
+    out, _, _ = finished
+    before = tables_of(out)
+    with locked(out / ".lock", "held by this test"):
+        result = compare(out, "--presets", "unidec", "--seeds", "1")
+    assert "another comparison is being made" in str(result.exception)
+    assert tables_of(out) == before
+
+
 def test_a_kill_costs_no_finished_row(finished, compare, tmp_path, monkeypatch):
     out, _, _ = finished
     shutil.copytree(out, tmp_path / "out")
@@ -246,12 +256,18 @@ def test_rankings_alone_need_no_training(finished, compare, tmp_path):
         (["--presets", "tfidf=unidec", "--lexical"], ConfigError, "2 rows are called tfidf"),
         (["--ranking", "x.npz"], ConfigError, "NAME=FILE.npz"),
         (["--ranking", "x=missing.npz"], InputError, "missing.npz"),
+        (["--ranking", "x={file}.npy"], InputError, "a single array (.npy), not an .npz file"),
+        (["--ranking", "x={file}.npz"], InputError, "`seconds` is int64 (2,), not one number"),
         (["--presets", "unidec,unidek"], ConfigError, "unidek"),
+        (["--presets", "depsl", "--base", "ngame"], ConfigError, "base=ngame: it is a method"),
         (["--presets", "unidec", "--test-share", "0"], ConfigError, "held out"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_trained(compare, tmp_path, options, error, reason):
-    result = compare(tmp_path / "out", *options)
+    file = tmp_path / "given"
+    np.save(f"{file}.npy", np.zeros((2, 2), dtype=np.int64))
+    np.savez(f"{file}.npz", topk=np.zeros((2, 2), dtype=np.int64), seconds=np.array([1, 2]))
+    result = compare(tmp_path / "out", *(option.format(file=file) for option in options))
     assert isinstance(result.exception, error)
     assert reason in str(result.exception)
     assert not (tmp_path / "out").exists()

@@ -138,6 +138,8 @@ def test_other_settings_are_refused_by_name(finished, train_command, small_setti
     other = train_command(run, small_settings | {"epochs": 9}, "--test-share", "0.2").run()
     assert other.returncode == ConfigError.exit_code
     assert "epochs (4 there, 9 here)" in other.stderr
+    nested = train_command(run, small_settings | {"loss.dual_encoder": "pal"}, "--test-share", "0.2").run()
+    assert "other settings: loss.dual_encoder (supcon there, pal here)" in nested.stderr
 
 
 def test_other_data_is_refused(finished, train_command, small_settings, click_log, tmp_path):

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from bidmatch.base.errors import BidmatchError
-from bidmatch.base.files import PARTIAL_SUFFIX, atomic_dir, atomic_file, remove_partials, sha256_file
+from bidmatch.base.files import (
+    PARTIAL_SUFFIX,
+    atomic_dir,
+    atomic_file,
+    locked,
+    refuse_inside,
+    remove_partials,
+    sha256_file,
+)
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -60,6 +68,36 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / f".other.0123abcd{PARTIAL_SUFFIX}").write_text("of another")
     remove_partials(target)
     assert [entry.name for entry in tmp_path.iterdir()] == [f".other.0123abcd{PARTIAL_SUFFIX}"]
+
+
+def test_a_new_folder_clears_what_was_left_unless_another_writer_is_there(tmp_path: Path) -> None:
+    left = tmp_path / f".out.0123abcd{PARTIAL_SUFFIX}"
+    left.mkdir()
+    with atomic_dir(tmp_path / "other"), atomic_dir(tmp_path / "out"):
+        assert left.exists()
+    with atomic_dir(tmp_path / "out", overwrite=True):
+        assert not left.exists()
+
+
+def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path / ".lock", "taken"),
+        pytest.raises(BidmatchError, match="taken"),
+        locked(tmp_path / ".lock", "taken"),
+    ):
+        pass
+    with locked(tmp_path / ".lock", "taken"):
+        pass
+
+
+@pytest.mark.parametrize("inside", ["a", "sub/a", "../folder/a", "../link/a"])
+def test_an_output_inside_a_sealed_folder_is_refused(tmp_path: Path, inside: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(BidmatchError, match="a bundle holds nothing but its own files"):
+        refuse_inside(folder / inside, folder, "bundle")
+    refuse_inside(tmp_path / "folder2", folder, "bundle")
 
 
 def test_sha256_is_the_published_one(tmp_path: Path) -> None:

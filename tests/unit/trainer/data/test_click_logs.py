@@ -302,6 +302,7 @@ def test_offset_of_a_bad_byte_far_into_a_file(read):
         (b"a\tb\tc\nx\ty\tz\n", "no column is named"),
         (b"query\tquery\tphrase\na\tb\tc\n", "two columns are named 'query'"),
         (b"%PDF-1.7 ...", "PDF"),
+        (b"words.txt".ljust(257, b"\0") + b"ustar\x0000", "tar archive"),
         (b"PAR1" + b"x" * 40, "damaged"),
         (parquet()[:-20], "damaged"),
         (gzip.compress(delimited("\t").encode() * 500)[:-40], "damaged"),
