@@ -18,9 +18,10 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
+from bidmatch.base.files import atomic_dir
 from export.bundle.format import PHRASES
 from export.bundle.read import open_bundle
-from export.bundle.write import atomic_dir, finish, write_phrases
+from export.bundle.write import finish, write_phrases
 
 HTML = "<img src=x onerror='window.injected=1'> & <script>window.injected=1</script>"
 FLAGS = [

@@ -23,8 +23,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from bidmatch.base.files import atomic_dir
 from export.bundle import format as fmt
-from export.bundle.write import atomic_dir, create_vectors, finish, write_phrases, write_tokenizer
+from export.bundle.write import create_vectors, finish, write_phrases, write_tokenizer
 
 DIM = 16
 HALF = DIM // 2
