@@ -140,6 +140,22 @@ def _fresh_model(config: TrainConfig) -> tuple[Tokenizer, DualHeadModel, dict[st
     return tokenizer, *new_model(config)
 
 
+def few_positives(clicks: sp.csr_matrix, drawn: int) -> str | None:
+    """What to say where steps see a small part of the log: far fewer positives drawn than queries have.
+
+    Args:
+        clicks: CSR (N, L), of the training queries.
+        drawn: β, positives sampled a query.
+    """
+    mean = clicks.nnz / max(1, clicks.shape[0])
+    if mean <= 3 * drawn:
+        return None
+    return (
+        f"queries have {mean:.1f} phrases each and a step draws {drawn}: a larger batch.positives takes "
+        "longer an epoch and learns far more from it (bench/compare.md)"
+    )
+
+
 def _codes(
     config: TrainConfig,
     model: DualHeadModel,
@@ -199,6 +215,8 @@ def _train(
         name: read_interactions(run / "data" / f"{name}.arrow", len(phrases))
         for name in ("train", "validation", "test")
     }
+    if hint := few_positives(parts["train"].clicks, config.batch.positives):
+        say(hint)
     model.to(device.device)
 
     def tokenised(name: str) -> TokenSource:

@@ -21,7 +21,7 @@ from trainer.loop import Training
 from trainer.model import DualHeadModel
 from trainer.plan import STEP_STREAM, Plan, stream
 from trainer.sampling import label_pool
-from trainer.step import train_step
+from trainer.step import sample_pools, train_step
 from trainer.tokenise import TokenisedTexts
 
 QUERIES, BASE, WORDS = 64, 500, 300
@@ -59,6 +59,22 @@ def training_with(labels: int) -> Training:
         targets=clicks,
         plan=Plan(np.arange(QUERIES, dtype=np.int32), hard),
     )
+
+
+def test_extra_positives_widen_the_classifiers_pool_alone():
+    """β_C: with as many as there are, the classifier sees all positives of the batch, the encoder β."""
+    training = training_with(5000)
+    rows = np.arange(16)
+    plain = sample_pools(training, rows, np.random.default_rng(3))
+    assert plain.classifier is plain.encoder
+    batch = training.config.batch.model_copy(update={"extra_positives": 5})
+    training.config = training.config.model_copy(update={"batch": batch})
+    pools = sample_pools(training, rows, np.random.default_rng(3))
+    np.testing.assert_array_equal(pools.encoder.labels, plain.encoder.labels)
+    every = np.unique(training.targets[rows].indices)
+    assert set(pools.classifier.labels) == set(every) | set(plain.encoder.labels) > set(plain.encoder.labels)
+    np.testing.assert_array_equal(pools.classifier.positives.sum(1), np.full(16, 5))
+    np.testing.assert_array_equal(pools.classifier.labels[pools.columns], pools.encoder.labels)
 
 
 def table_of(training: Training) -> nn.Parameter:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from trainer.mining import without_positives
+from trainer.run import few_positives
 from trainer.sampling import (
     label_pool,
     pairs_of,
@@ -183,3 +184,15 @@ def test_a_batch_whose_queries_have_no_labels_has_an_empty_pool():
     )
     assert pool.labels.shape == (0,)
     assert pool.positives.shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("per_query", "drawn", "said"), [(9, 3, False), (10, 3, True), (4, 1, True), (0, 3, False)]
+)
+def test_a_log_of_which_steps_see_little_is_told(per_query, drawn, said):
+    clicks = sp.csr_matrix(np.tile(np.arange(12) < per_query, (5, 1)))
+    hint = few_positives(clicks, drawn)
+    assert (hint is not None) == said
+    assert hint is None or hint.startswith(
+        f"queries have {per_query}.0 phrases each and a step draws {drawn}"
+    )
