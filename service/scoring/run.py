@@ -93,8 +93,8 @@ def score_log(options: ScoreOptions) -> Summary:
     if options.output.exists() and any(file.exists() and file.samefile(options.output) for file in files):
         raise ConfigError(f"{options.output} is the input", hint="Name another file to write.")
     sources = [(file, open_log(file)) for file in files]
-    refuse_inside(options.output, options.bundle, "bundle")
     manifest = read_manifest(options.bundle)
+    refuse_inside(options.output, options.bundle, "bundle")
     plan = Plan(
         bundle_id=manifest.bundle_id,
         index_sha256=manifest.files[INDEX].sha256,
