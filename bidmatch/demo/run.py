@@ -145,7 +145,8 @@ def run_demo(demo: Demo) -> dict[str, Any]:
     }
     _write(demo.report, report)
     say(f"Done in {report['seconds']['total']:.0f} s. Everything is in {demo.out}; to serve it again:")
-    say(f"  bidmatch serve --bundle {shlex.quote(str(demo.bundle))}")
+    program = "bidmatch" if shutil.which("bidmatch") else str(Path(sys.executable).with_name("bidmatch"))
+    say(f"  {shlex.quote(program)} serve --bundle {shlex.quote(str(demo.bundle))}")
     return orjson.loads(demo.report.read_bytes())
 
 
