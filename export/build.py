@@ -96,9 +96,8 @@ def check_free(out: Path, *, overwrite: bool) -> None:
 
 
 def _is_bundle(folder: Path) -> bool:
-    """Whether it holds a bundle's files, if damaged ones or not all, and nothing else."""
-    names = {entry.name for entry in folder.iterdir()}
-    return MANIFEST in names and len(names) > 2 and names <= ALL_FILES
+    """Whether it holds a manifest and other files of a bundle, if damaged or not all, and nothing else."""
+    return {MANIFEST} < {entry.name for entry in folder.iterdir()} <= ALL_FILES
 
 
 @dataclass(frozen=True)

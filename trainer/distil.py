@@ -81,7 +81,7 @@ def distil(
     """
     if out.resolve() == run.resolve():
         raise ConfigError(f"{out} is the teacher", hint="Name another folder for the student.")
-    refuse_folder(out, "run alone", holds_only_a_run, overwrite=overwrite)
+    refuse_folder(out, "run", holds_only_a_run, overwrite=overwrite)
     teacher = load_run(run)
     newest = checkpoints(run)[-1]
     architecture = yaml.safe_load((newest / "architecture.yaml").read_text(encoding="utf-8"))

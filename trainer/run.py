@@ -152,7 +152,7 @@ def few_positives(clicks: sp.csr_matrix, drawn: int) -> str | None:
         return None
     return (
         f"queries have {mean:.1f} phrases each and a step draws {drawn}: a larger batch.positives takes "
-        "longer an epoch and learns far more from it (bench/compare.md)"
+        "longer an epoch and can learn far more from it (bench/compare.md)"
     )
 
 

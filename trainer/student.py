@@ -8,6 +8,7 @@ teacher's vectors say more of a text than its few clicks do.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from tokenizers import Tokenizer
 from torch import nn
 
@@ -62,7 +63,7 @@ class StudentOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    encoder: str = Field("bag", pattern=r"^(bag|transformer:[1-9][0-9]*)$")
+    encoder: str = "bag"
     epochs: int = Field(10, ge=1)
     queries: int = Field(256, ge=1)
     encoder_lr: float | None = Field(None, gt=0)
@@ -70,6 +71,16 @@ class StudentOptions(BaseModel):
     seed: int = Field(0, ge=0, lt=2**63)
     device: str = Field("auto", pattern="^(auto|cpu|cuda)$")
     threads: int = Field(0, ge=0)
+
+    @field_validator("encoder")
+    @classmethod
+    def _known(cls, encoder: str) -> str:
+        if not re.fullmatch("bag|transformer:[1-9][0-9]*", encoder):
+            raise ConfigError(
+                f"encoder {encoder}: there is no such student",
+                hint="Give bag, or transformer:N for the N lower layers of the teacher's transformer.",
+            )
+        return encoder
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,8 @@ def refuse_folder(path: Path, what: str, is_ours: Callable[[Path], bool], *, ove
         raise BidmatchError(f"{path} already exists", hint="Name another folder, or pass --overwrite.")
     if not path.is_dir() or (any(path.iterdir()) and not is_ours(path)):
         raise BidmatchError(
-            f"{path} is no {what}, so --overwrite does not replace it", hint="Name another folder."
+            f"{path} is no {what} or holds other files, too, so --overwrite does not replace it",
+            hint="Name another folder.",
         )
 
 
@@ -155,11 +156,13 @@ def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     partial = _partial_name(path)
     parent = os.open(path.parent, os.O_RDONLY)
     try:
-        # Every writer holds the parent folder's shared lock, so who gets the exclusive one is alone.
+        # Every writer holds the parent folder's shared lock, so who gets the exclusive one is alone. A file
+        # system without locks grants none, and nothing is removed there.
         with suppress(OSError):
             fcntl.flock(parent, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove_partials(path)
-        fcntl.flock(parent, fcntl.LOCK_SH)
+        with suppress(OSError):
+            fcntl.flock(parent, fcntl.LOCK_SH)
         partial.mkdir()
         yield partial
         for entry in sorted(partial.rglob("*")):

@@ -195,7 +195,8 @@ def _holds_workbook(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             names = [info.filename for info in _members(archive)]
-    except (zipfile.BadZipFile, NotImplementedError) as damage:
+    # RuntimeError: zipfile's answer to versions and packings that it does not know.
+    except (zipfile.BadZipFile, RuntimeError) as damage:
         raise InputError(
             f"the file is damaged or cut short ({damage})",
             file=path,

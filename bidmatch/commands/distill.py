@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import click
 
 from bidmatch.base.console import emit_json
-from bidmatch.base.errors import ConfigError
 
 _EPILOG = """\b
 Examples:
@@ -79,11 +77,6 @@ def command(
     as_json: bool,
 ) -> None:
     """Train a student of RUN's encoder, whose vectors fit RUN's phrases, and say what it loses and gains."""
-    if not re.fullmatch("bag|transformer:[1-9][0-9]*", encoder):
-        raise ConfigError(
-            f"--encoder {encoder}: there is no such student",
-            hint="Give bag, or transformer:N for the N lower layers of the teacher's transformer.",
-        )
     from export.timing import milliseconds_of
     from trainer.distil import distil
     from trainer.report import summary_lines

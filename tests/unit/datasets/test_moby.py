@@ -106,7 +106,7 @@ def test_overwrite_replaces_only_what_was_written_here(tmp_path):
     assert len(read_dataset([out]).test)
 
     (out / "thesis.txt").write_text("years of work")
-    with pytest.raises(BidmatchError, match="no data set that this command wrote, so --overwrite does not"):
+    with pytest.raises(BidmatchError, match="no data set that this command wrote or holds other files"):
         write_folder(moby, out, overwrite=True)
     assert (out / "thesis.txt").read_text() == "years of work"
     (out / "thesis.txt").unlink()
