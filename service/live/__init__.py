@@ -1,0 +1,1 @@
+"""Live phrases: added, changed, paused and removed while the service runs, without a new bundle."""
