@@ -126,7 +126,7 @@ class Engine:
         self._encoder = QueryEncoder(bundle, threads=settings.encoder_threads)
         self._index = PhraseIndex(bundle)
         self._phrases = _one_chunk(bundle.phrases)
-        self._keys = PhraseKeys(self._phrases.column("text"))
+        self._keys = PhraseKeys(bundle.lookups.keys, self._phrases.column("text"))
         self._vectors = np.asarray(bundle.vectors)  # a plain view: indexing np.memmap itself is slow
         self._rescorer, self.candidates, self._per_match = _rescoring(bundle, settings)
         self._weights = narrow_weights(bundle.manifest.blend)
@@ -206,7 +206,7 @@ class Engine:
         tokenised = time.perf_counter()
         vectors = self._encoder.run(ids, mask)
         encoded = time.perf_counter()
-        found, _ = self._index.search(vectors.narrow, self.depth(k), ef=self._settings.ef)
+        found = self._index.search(vectors.narrow, self.depth(k), ef=self._settings.ef).rows
         same_positions, same_rows = self._keys.find(keys)
         searched = time.perf_counter()
         encoder, classifier = self._scores(vectors, found)

@@ -1,4 +1,4 @@
-"""Which phrases equal a query: a map from keys to rows, lean enough for many millions of phrases."""
+"""Which phrases a text leads to: those that equal it, those whose words it contains, the one with this id."""
 
 from __future__ import annotations
 
@@ -6,33 +6,21 @@ import numpy as np
 import pyarrow as pa
 
 from bidmatch.base import text
+from export.bundle.lookup import candidates, hash_texts
 
-_CHUNK = 65_536
+_NOTHING = np.empty(0, np.int64)
 
 
 class PhraseKeys:
     """Finds the phrases whose key equals a query's key.
 
-    Keeps the 64-bit hash of each phrase's key, sorted, and the phrase's row: 12 bytes a phrase. A hash that
-    agrees is checked against the text, so a collision never gives a wrong answer.
-
     Args:
+        table: the bundle's, int64 (2, L), see `export.bundle.lookup`.
         texts: the phrases' texts, one a row, best in one chunk.
     """
 
-    def __init__(self, texts: pa.ChunkedArray):
-        count = len(texts)
-        if count > np.iinfo(np.int32).max:
-            raise ValueError(f"{count} phrases are more than {np.iinfo(np.int32).max}")
-        hashes = np.empty(count, np.int64)
-        for start in range(0, count, _CHUNK):
-            chunk = texts.slice(start, _CHUNK).to_pylist()
-            # Python's own string hash: salted for each process, so no one can craft phrases that collide.
-            hashes[start : start + len(chunk)] = [hash(text.key(phrase)) for phrase in chunk]
-        order = np.argsort(hashes, kind="stable")
-        self._texts = texts
-        self._hashes = hashes[order]
-        self._rows = order.astype(np.int32)
+    def __init__(self, table: np.ndarray, texts: pa.ChunkedArray):
+        self._table, self._texts = table, texts
 
     def find(self, keys: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """The phrases equal to each key; several phrases may share one key (with different match types).
@@ -43,21 +31,40 @@ class PhraseKeys:
         Returns:
             Two int64 arrays of equal length, ordered by the first: the position in `keys`, the phrase's row.
         """
-        hashes = np.fromiter((hash(key) for key in keys), np.int64, len(keys))
-        first = np.searchsorted(self._hashes, hashes, side="left")
-        counts = np.searchsorted(self._hashes, hashes, side="right") - first
-        positions = np.repeat(np.arange(len(keys)), counts)
-        if not len(positions):
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        within = np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = self._rows[np.repeat(first, counts) + within].astype(np.int64)
+        positions, rows = candidates(self._table, hash_texts(keys))
+        if not len(rows):
+            return _NOTHING, _NOTHING
         texts = self._texts.take(pa.array(rows)).to_pylist()
         equal = np.fromiter(
             (
                 keys[position] != "" and text.key(phrase) == keys[position]
-                for position, phrase in zip(positions, texts, strict=True)
+                for position, phrase in zip(positions.tolist(), texts, strict=True)
             ),
             bool,
             len(rows),
         )
         return positions[equal], rows[equal]
+
+
+class PhraseIds:
+    """Finds the phrase with an id.
+
+    Args:
+        table: the bundle's, int64 (2, L), see `export.bundle.lookup`.
+        ids: the phrases' ids, one a row, best in one chunk.
+    """
+
+    def __init__(self, table: np.ndarray, ids: pa.ChunkedArray):
+        self._table, self._ids = table, ids
+
+    def find(self, ids: list[str]) -> dict[str, int]:
+        """The row of each id that there is."""
+        places, rows = candidates(self._table, hash_texts(ids))
+        if not len(rows):
+            return {}
+        held = self._ids.take(pa.array(rows)).to_pylist()
+        return {
+            one: row
+            for one, row, place in zip(held, rows.tolist(), places.tolist(), strict=True)
+            if one == ids[place]
+        }

@@ -1,8 +1,9 @@
 """The manifest of a bundle, and the names of the files it speaks of.
 
 A bundle is an immutable folder: `manifest.json`, `encoder.onnx` (and `encoder.int8.onnx` where quantisation
-was chosen), `tokenizer.json`, `index.hnsw`, `vectors.npy`, `phrases.arrow`, where the index's results are
-re-scored with wider vectors also `wide.npy` and `wide_scales.npy`, and nothing else.
+was chosen), `tokenizer.json`, `index.hnsw`, `vectors.npy`, `phrases.arrow`, the tables that find phrases by
+id, by key and by words (`ids.npy`, `keys.npy`, `runs.npy`), where the index's results are re-scored with
+wider vectors also `wide.npy` and `wide_scales.npy`, and nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from export.bundle.relevance import CalibrationRecord
 from export.bundle.strict import Record as _Record
 from export.bundle.weights import BlendRecord
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 ENCODER_FP32: Final = "encoder.onnx"
 ENCODER_INT8: Final = "encoder.int8.onnx"
@@ -27,7 +28,11 @@ VECTORS = "vectors.npy"
 WIDE = "wide.npy"
 WIDE_SCALES = "wide_scales.npy"
 PHRASES = "phrases.arrow"
-REQUIRED_FILES = frozenset({ENCODER_FP32, TOKENIZER, INDEX, VECTORS, PHRASES})
+IDS = "ids.npy"
+KEYS = "keys.npy"
+RUNS = "runs.npy"
+LOOKUPS = (IDS, KEYS, RUNS)
+REQUIRED_FILES = frozenset({ENCODER_FP32, TOKENIZER, INDEX, VECTORS, PHRASES, *LOOKUPS})
 WIDE_FILES = frozenset({WIDE, WIDE_SCALES})
 ALL_FILES = REQUIRED_FILES | WIDE_FILES | {MANIFEST, ENCODER_INT8}
 
@@ -303,7 +308,7 @@ class Manifest(_Record):
         checksum: SHA-256 of the manifest's bytes with this field's 64 digits as zeros.
     """
 
-    format_version: Literal[2]
+    format_version: Literal[3]
     bundle_id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
     created: str
     model: ModelRecord

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import hnswlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
 
 from bidmatch.base.errors import DamagedError
+from export.bundle import _native
 from export.bundle.format import INDEX
+from export.bundle.index_file import HEADER_BYTES, IndexHeader
 from export.bundle.read import Bundle
+from export.bundle.weights import narrow_weights
 
 _QUERY_BLOCK = 512
 _ROW_BLOCK = 32_768
+# Admitted rows are kept as a list, beside their bits, up to one row in so many.
+_LISTED_SHARE = 5
+# A graph search that admits n of L rows compares about 30 * ef * L / n vectors in random order, a scan of the
+# list n, each at about two thirds of the cost.
+_COMPARED = 45
 
 
 def exact_topk(queries: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -52,11 +62,77 @@ def _topk_block(queries: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.nd
     return rows, scores
 
 
-class PhraseIndex:
-    """The phrases nearest to a vector. Safe to search from several threads at once.
+@dataclass(frozen=True)
+class Admitted:
+    """The rows that a search may return, where that is not all of them.
 
-    `ef` is state that all searches of an hnswlib index share, so it is set once, here; a search that wants a
-    wider one asks hnswlib for that many results (it searches with the larger of ef and k) and keeps k.
+    Attributes:
+        count: how many.
+        rows: int32, sorted; None where they are many.
+        bits: a bit a row, packed with the least significant first.
+    """
+
+    count: int
+    rows: np.ndarray | None
+    bits: np.ndarray
+
+    @classmethod
+    def of_mask(cls, mask: np.ndarray) -> Admitted:
+        """The rows where a bool (L,) mask is set."""
+        count = int(np.count_nonzero(mask))
+        few = count * _LISTED_SHARE <= len(mask)
+        return cls(count, np.flatnonzero(mask).astype(np.int32) if few else None, pack(mask))
+
+    @classmethod
+    def of_rows(cls, rows: np.ndarray, total: int) -> Admitted:
+        """Sorted int32 rows of `total`."""
+        mask = np.zeros(total, bool)
+        mask[rows] = True
+        return cls(len(rows), rows, pack(mask))
+
+
+def pack(mask: np.ndarray) -> np.ndarray:
+    """A bool mask as bits, the least significant first, uint8."""
+    return np.packbits(mask, bitorder="little")
+
+
+@dataclass(frozen=True)
+class Denied:
+    """Rows that are left out for one query and not for another.
+
+    Attributes:
+        offsets: int64 (n + 1); query i's rows are `rows[offsets[i]:offsets[i + 1]]`.
+        rows: int32, sorted for each query.
+    """
+
+    offsets: np.ndarray
+    rows: np.ndarray
+
+
+class Found(NamedTuple):
+    """What a search found, best first: rows and both parts of their scores.
+
+    Attributes:
+        rows: int64 (n, k); -1 where there are fewer.
+        encoder: float32 (n, k), weighted cosine of the Φ_D parts.
+        classifier: float32 (n, k), weighted cosine of the rest.
+    """
+
+    rows: np.ndarray
+    encoder: np.ndarray
+    classifier: np.ndarray
+
+    @property
+    def scores(self) -> np.ndarray:
+        """float32 (n, k): the sum of the parts."""
+        return np.asarray(self.encoder + self.classifier)
+
+
+class PhraseIndex:
+    """The phrases nearest to a vector. Safe to search from several threads at once: it holds no state.
+
+    The graph is searched in the mapped file, so processes that serve one bundle share it, and opening it
+    reads next to nothing.
 
     Args:
         bundle: a verified bundle.
@@ -67,7 +143,7 @@ class PhraseIndex:
         ef: width of a search unless it asks for more.
 
     Raises:
-        DamagedError: hnswlib does not accept the index, or its file changed since it was verified.
+        DamagedError: the graph's parts do not fit its file, or the file changed since it was verified.
     """
 
     def __init__(self, bundle: Bundle):
@@ -75,52 +151,99 @@ class PhraseIndex:
         self.dim = bundle.manifest.dim
         self.ef = bundle.manifest.index.ef
         self._vectors = bundle.vectors
-        self._index = hnswlib.Index(space="ip", dim=self.dim)
         bundle.check_unchanged(INDEX)
+        raw = bundle.map_bytes(INDEX)
+        header = IndexHeader.parse(raw[:HEADER_BYTES].tobytes())
+        encoder_weight, classifier_weight = narrow_weights(bundle.manifest.blend)
         try:
-            self._index.load_index(bundle.pinned_path(INDEX), max_elements=self.count)
-        except RuntimeError as error:
+            self._graph = _native.Graph(
+                raw,
+                np.asarray(bundle.vectors),
+                header_bytes=HEADER_BYTES,
+                M=header.M,
+                max_links0=header.max_links0,
+                node_bytes=header.node_bytes,
+                vector_offset=header.vector_offset,
+                label_offset=header.label_offset,
+                max_level=header.max_level,
+                entry=header.entry,
+                split=bundle.manifest.encoder_dim,
+                encoder_weight=encoder_weight,
+                classifier_weight=classifier_weight,
+            )
+        except ValueError as error:
             raise DamagedError(f"{bundle.path}: {INDEX} cannot be loaded: {error}") from error
-        bundle.check_unchanged(INDEX)
-        self._index.set_ef(self.ef)
 
-    def search(self, vectors: np.ndarray, k: int, ef: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def search(
+        self,
+        vectors: np.ndarray,
+        k: int,
+        *,
+        ef: int | None = None,
+        admitted: Admitted | None = None,
+        off: np.ndarray | None = None,
+        denied: Denied | None = None,
+    ) -> Found:
         """The k nearest phrases of each vector, on the calling thread.
+
+        Few admitted rows are compared one by one; of many the graph finds the best. Either way there are k
+        where k exist.
 
         Args:
             vectors: float32 (n, dim), finite.
-            k: at least 1; more than L is taken as L.
+            k: at least 1; more than L, or than are admitted, is taken as that.
             ef: a wider search than the bundle's; a narrower one is taken as the bundle's.
+            admitted: the rows that may be returned; None for all.
+            off: bits of rows that may not, see `pack`.
+            denied: rows that may not, by query.
 
         Returns:
-            Phrase rows, int64 (n, k), and scores, float32 (n, k): inner products, that is cosine plus cosine,
-            in [-2, 2], best first, equal scores by row.
+            Scores are inner products, that is cosine plus cosine, in [-2, 2], best first, equal ones by row.
 
         Raises:
             ValueError: k < 1, or the vectors have the wrong shape or are not finite.
         """
-        vectors = self._checked(vectors, k)
-        k = min(k, self.count)
-        if not len(vectors):
-            return np.zeros((0, k), dtype=np.int64), np.zeros((0, k), dtype=np.float32)
-        try:
-            rows, distances = self._knn(vectors, k, ef)
-        except RuntimeError:  # a part of the graph that the search cannot reach leaves fewer than k
-            return self.exact(vectors, k) if len(vectors) == 1 else self._one_by_one(vectors, k, ef)
-        return _ordered(rows.astype(np.int64), 1.0 - distances, k)
+        if admitted is not None and self._compares(admitted, max(k, self.width(ef))):
+            return self.exact(vectors, k, admitted=admitted, off=off, denied=denied)
+        found = self._graph.search(
+            self._checked(vectors, k),
+            min(k, self.count),
+            self.width(ef),
+            allowed=None if admitted is None else admitted.bits,
+            admitted=self.count if admitted is None else admitted.count,
+            off=off,
+            denied_offsets=None if denied is None else denied.offsets,
+            denied_rows=None if denied is None else denied.rows,
+        )
+        return Found(*found)
 
-    def exact(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """What `search` would return with perfect recall, by scanning all vectors."""
-        return exact_topk(self._checked(vectors, k), self._vectors, k)
+    def exact(
+        self,
+        vectors: np.ndarray,
+        k: int,
+        *,
+        admitted: Admitted | None = None,
+        off: np.ndarray | None = None,
+        denied: Denied | None = None,
+    ) -> Found:
+        """What `search` would return with perfect recall, by comparing all vectors that are admitted."""
+        found = self._graph.exact(
+            self._checked(vectors, k),
+            min(k, self.count),
+            rows=None if admitted is None else admitted.rows,
+            allowed=None if admitted is None or admitted.rows is not None else admitted.bits,
+            off=off,
+            denied_offsets=None if denied is None else denied.offsets,
+            denied_rows=None if denied is None else denied.rows,
+        )
+        return Found(*found)
 
-    def _knn(self, vectors: np.ndarray, k: int, ef: int | None) -> tuple[np.ndarray, np.ndarray]:
-        width = k if ef is None or ef <= self.ef else max(k, min(ef, self.count))
-        rows, distances = self._index.knn_query(vectors, k=width, num_threads=1)
-        return rows, distances
+    def width(self, ef: int | None) -> int:
+        """The ef that a search runs with which asks for `ef`, unless it asks for more phrases than that."""
+        return min(max(self.ef, ef or 0), self.count)
 
-    def _one_by_one(self, vectors: np.ndarray, k: int, ef: int | None) -> tuple[np.ndarray, np.ndarray]:
-        found = [self.search(vectors[i : i + 1], k, ef) for i in range(len(vectors))]
-        return np.concatenate([rows for rows, _ in found]), np.concatenate([scores for _, scores in found])
+    def _compares(self, admitted: Admitted, ef: int) -> bool:
+        return admitted.rows is not None and admitted.count**2 <= _COMPARED * ef * self.count
 
     def _checked(self, vectors: np.ndarray, k: int) -> np.ndarray:
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
@@ -131,8 +254,3 @@ class PhraseIndex:
         if not np.isfinite(vectors).all():
             raise ValueError("vectors must be finite")
         return vectors
-
-
-def _ordered(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    order = np.lexsort((rows, -scores), axis=1)[:, :k]
-    return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -25,9 +25,11 @@ from export.bundle.format import (
     ENCODER_INT8,
     FORMAT_VERSION,
     INDEX,
+    LOOKUPS,
     MANIFEST,
     PHRASES,
     REQUIRED_FILES,
+    RUNS,
     VECTORS,
     WIDE,
     WIDE_FILES,
@@ -43,6 +45,7 @@ from export.bundle.weights import EVEN, wide_weights
 _BLOCK_BYTES = 1 << 22
 _MANIFEST_LIMIT = 1 << 24
 _SAMPLED_NODES = 256
+_NPY_HEADER_BYTES = 128  # of an array of two dimensions
 
 
 def _damaged(path: Path, reason: str) -> NoReturn:
@@ -70,6 +73,20 @@ class WideVectors:
     weights: tuple[float, float] = EVEN
 
 
+class Lookups(NamedTuple):
+    """Tables of `export.bundle.lookup`, int64 (2, n) each: sorted hashes and their rows.
+
+    Attributes:
+        ids: by the phrase's id, all L.
+        keys: by the phrase's key, all L.
+        runs: by the words of phrases that were bought for queries which contain them.
+    """
+
+    ids: np.ndarray
+    keys: np.ndarray
+    runs: np.ndarray
+
+
 @dataclass(frozen=True)
 class Bundle:
     """A verified bundle. Its files stay open, so what is loaded later is what was verified now.
@@ -80,13 +97,15 @@ class Bundle:
         phrases: Arrow table of L rows: `id` (string, unique), `text` (string), user columns. Memory-mapped.
         vectors: float32 (L, dim), [w_D Φ_D(z) ⊕ w_C N(Ψ)], row i for phrase i. Memory-mapped, read-only.
         wide: the vectors that re-score what the index finds; None where the bundle has none.
+        lookups: how phrases are found by their texts. Memory-mapped, read-only.
     """
 
     path: Path
     manifest: Manifest
     phrases: pa.Table
-    vectors: np.memmap
+    vectors: np.ndarray
     wide: WideVectors | None
+    lookups: Lookups
     _files: Mapping[str, BinaryIO] = field(repr=False)
     _stamps: Mapping[str, tuple[int, ...]] = field(repr=False)
 
@@ -107,9 +126,10 @@ class Bundle:
             _damaged(self.path, f"{name} changed after it was opened")
         return raw
 
-    def pinned_path(self, name: str) -> str:
-        """A path to the very file that was verified, even if another took its name meanwhile."""
-        return _descriptor_path(self._files[name], self.path / name)
+    def map_bytes(self, name: str) -> np.ndarray:
+        """The very file that was verified, mapped: uint8, read-only."""
+        size = self.manifest.files[name].bytes
+        return np.asarray(np.memmap(self._files[name], dtype=np.uint8, mode="r", shape=(size,)))
 
     def check_unchanged(self, name: str) -> None:
         """Raises DamagedError where a file was written to since it was verified."""
@@ -165,12 +185,13 @@ def verify_folder(path: Path) -> Bundle:
         phrases = _read_phrases(path, manifest, files[PHRASES])
         vectors = _read_vectors(path, manifest, files[VECTORS])
         wide = _read_wide(path, manifest, files)
+        lookups = Lookups(*(_read_lookup(path, manifest, files[name], name) for name in LOOKUPS))
         _check_index(path, manifest, files[INDEX], vectors)
     except BaseException:
         for stream in files.values():
             stream.close()
         raise
-    return Bundle(path, manifest, phrases, vectors, wide, files, stamps)
+    return Bundle(path, manifest, phrases, vectors, wide, lookups, files, stamps)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -312,7 +333,7 @@ def _read_phrases(path: Path, manifest: Manifest, stream: BinaryIO) -> pa.Table:
 
 def _map_array(
     path: Path, manifest: Manifest, stream: BinaryIO, name: str, kind: str, shape: tuple[int, int]
-) -> np.memmap:
+) -> np.ndarray:
     """The array in a verified .npy file, mapped, once its header says what it must."""
     dtype = np.dtype(kind)
     try:
@@ -328,16 +349,18 @@ def _map_array(
     offset = stream.tell()
     if offset + dtype.itemsize * shape[0] * shape[1] != manifest.files[name].bytes:
         _damaged(path, f"{name} is shorter or longer than its header says")
+    if not shape[0] * shape[1]:
+        return np.empty(shape, dtype)  # there is nothing to map
     return np.memmap(stream, dtype=dtype, mode="r", offset=offset, shape=shape)
 
 
-def _blocks(array: np.memmap) -> Iterator[np.ndarray]:
+def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
     rows = max(1, _BLOCK_BYTES // (array.itemsize * array.shape[1]))
     for start in range(0, len(array), rows):
         yield array[start : start + rows]
 
 
-def _read_vectors(path: Path, manifest: Manifest, stream: BinaryIO) -> np.memmap:
+def _read_vectors(path: Path, manifest: Manifest, stream: BinaryIO) -> np.ndarray:
     vectors = _map_array(path, manifest, stream, VECTORS, "<f4", (manifest.counts.phrases, manifest.dim))
     if not all(np.isfinite(block).all() for block in _blocks(vectors)):
         _damaged(path, f"{VECTORS} has values that are no numbers")
@@ -359,7 +382,18 @@ def _read_wide(path: Path, manifest: Manifest, files: Mapping[str, BinaryIO]) ->
     return WideVectors(np.asarray(rows), np.asarray(scales), record.encoder_dim, weights)
 
 
-def _check_index(path: Path, manifest: Manifest, stream: BinaryIO, vectors: np.memmap) -> None:
+def _read_lookup(path: Path, manifest: Manifest, stream: BinaryIO, name: str) -> np.ndarray:
+    count = manifest.counts.phrases
+    entries = count
+    if name == RUNS:
+        entries = max(0, (manifest.files[name].bytes - _NPY_HEADER_BYTES) // 16)
+    table = _map_array(path, manifest, stream, name, "<i8", (2, entries))
+    if entries and (table[1].min() < 0 or table[1].max() >= count or (np.diff(table[0]) < 0).any()):
+        _damaged(path, f"{name} does not lead to the phrases")
+    return np.asarray(table)
+
+
+def _check_index(path: Path, manifest: Manifest, stream: BinaryIO, vectors: np.ndarray) -> None:
     try:
         header = IndexHeader.parse(os.pread(stream.fileno(), HEADER_BYTES, 0))
     except ValueError as error:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from export.bundle import _native
 from export.bundle.read import WideVectors
 
 _LARGEST = 127
-# Rows gathered at once, in bytes: what is read, converted and multiplied should stay in the cache.
-_BLOCK_BYTES = 1 << 19
 
 
 def to_8_bits(vectors: np.ndarray, encoder_dim: int) -> tuple[np.ndarray, np.ndarray]:
@@ -34,16 +33,6 @@ def to_8_bits(vectors: np.ndarray, encoder_dim: int) -> tuple[np.ndarray, np.nda
     return rows, scales
 
 
-def _dots_of_einsum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    products: np.ndarray = np.einsum("...i,...i->...", a, b)
-    return products
-
-
-# vecdot converts to float32 in the cache, some thousand values at a time. Neither it nor einsum starts BLAS
-# threads, which in a service would only get into each other's way.
-_dots = getattr(np, "vecdot", _dots_of_einsum)  # since NumPy 2.0
-
-
 class Rescorer:
     """Scores phrases by the wide vectors of a bundle. Safe to call from several threads at once.
 
@@ -63,7 +52,7 @@ class Rescorer:
 
         Args:
             queries: float32 (n, dim), the wide [Φ_D(x) ⊕ N(Φ_C(x))].
-            rows: int64 (n, c), rows of the bundle's phrases.
+            rows: int64 (n, c), rows of the bundle's phrases, -1 for none, which scores 0.
 
         Returns:
             The encoder's and the classifier's part, float32 (n, c) each, between plus and minus the part's
@@ -77,20 +66,13 @@ class Rescorer:
             raise ValueError(
                 f"queries of shape {queries.shape} do not fit {len(rows)} lists, width {self.dim}"
             )
-        parts = np.empty((2, *rows.shape), dtype=np.float32)
-        step = max(1, _BLOCK_BYTES // max(1, rows.shape[1] * self.dim))
-        for start in range(0, len(rows), step):
-            block = slice(start, start + step)
-            self._score(queries[block, None], rows[block], parts[:, block])
-        # Rounding puts the cosine of equal vectors a little above 1.
-        for part, weight in zip(parts, self._wide.weights, strict=True):
-            np.minimum(np.maximum(part, -weight, out=part), weight, out=part)
-        return parts[0], parts[1]
-
-    def _score(self, queries: np.ndarray, rows: np.ndarray, parts: np.ndarray) -> None:
-        split = self._wide.encoder_dim
-        vectors = self._wide.rows.take(rows, axis=0)
-        scales = self._wide.scales.take(rows, axis=0)
-        for part, columns in enumerate((slice(0, split), slice(split, None))):
-            products = _dots(vectors[..., columns], queries[..., columns])
-            np.multiply(products, scales[..., part], out=parts[part])
+        encoder, classifier = _native.score_wide(
+            np.ascontiguousarray(queries, np.float32),
+            np.ascontiguousarray(rows, np.int64),
+            self._wide.rows,
+            self._wide.scales,
+            split=self._wide.encoder_dim,
+            encoder_weight=self._wide.weights[0],
+            classifier_weight=self._wide.weights[1],
+        )
+        return encoder, classifier

@@ -12,6 +12,7 @@ from bidmatch.base.errors import InputError
 from bidmatch.base.files import sha256_file
 from export.bundle.format import (
     FORMAT_VERSION,
+    LOOKUPS,
     MANIFEST,
     PHRASES,
     TOKENIZER,
@@ -24,6 +25,7 @@ from export.bundle.format import (
     seal,
     targets_of,
 )
+from export.bundle.lookup import lookup_tables
 from export.bundle.read import verify_folder
 
 _PHRASE_CHUNK = 1 << 16
@@ -31,6 +33,8 @@ _PHRASE_CHUNK = 1 << 16
 
 def write_phrases(folder: Path, phrases: pa.Table) -> None:
     """Write `phrases.arrow`: `id` and `text` as strings, then the other columns as they are, in chunks.
+
+    And the tables that find them (see `export.bundle.lookup`).
 
     Raises:
         InputError: there is no phrase, a column is missing, or an id or text is empty.
@@ -45,6 +49,9 @@ def write_phrases(folder: Path, phrases: pa.Table) -> None:
     phrases = phrases.replace_schema_metadata(None)
     with pa.OSFile(str(folder / PHRASES), "wb") as sink, pa.ipc.new_file(sink, phrases.schema) as writer:
         writer.write_table(phrases, max_chunksize=_PHRASE_CHUNK)
+    for name, table in zip(LOOKUPS, lookup_tables(phrases), strict=True):
+        with (folder / name).open("wb") as stream:
+            np.lib.format.write_array(stream, table.astype("<i8"), version=(1, 0))
 
 
 def create_vectors(folder: Path, count: int, dim: int) -> np.memmap:

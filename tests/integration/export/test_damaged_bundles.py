@@ -23,6 +23,9 @@ FILES = (
     "index.hnsw",
     "vectors.npy",
     "phrases.arrow",
+    "ids.npy",
+    "keys.npy",
+    "runs.npy",
 )
 
 
@@ -48,7 +51,6 @@ def test_a_resealed_but_unchanged_copy_is_sound(bundle_copy):
         assert PhraseIndex(bundle).count == 54
 
 
-# 7 files x 12 flipped bytes, 7 x 9 truncations: 147 of the two hundred; the others are below.
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("name", FILES)
 def test_a_flipped_byte(bundle_copy, name, seed):
@@ -103,7 +105,8 @@ def test_swapped_files(bundle_copy, one, other):
 
 
 @pytest.mark.parametrize(
-    "name", ["index.hnsw", "vectors.npy", "phrases.arrow", "encoder.onnx", "tokenizer.json"]
+    "name",
+    ["index.hnsw", "vectors.npy", "phrases.arrow", "encoder.onnx", "tokenizer.json", "ids.npy", "keys.npy"],
 )
 def test_another_files_bytes_with_a_manifest_made_to_fit(bundle_copy, name):
     """No digest gives it away, so each file must be checked for what it is."""
@@ -383,5 +386,5 @@ def test_a_bundle_replaced_between_verification_and_loading_is_loaded_as_verifie
     with open_bundle(bundle_copy.path) as bundle:
         shutil.rmtree(bundle_copy.path)
         vectors = QueryEncoder(bundle).encode(["red garden hose"]).narrow
-        rows, _ = PhraseIndex(bundle).search(vectors, 1)
+        rows = PhraseIndex(bundle).search(vectors, 1).rows
         assert bundle.phrases["text"][int(rows[0, 0])].as_py() == "red garden hose"

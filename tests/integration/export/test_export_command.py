@@ -59,7 +59,8 @@ def test_a_real_run_becomes_a_bundle_that_matches(exported):
     with open_bundle(out) as bundle:
         assert bundle.manifest.bundle_id == manifest["bundle_id"]
         assert bundle.phrases.column_names[:2] == ["id", "text"]
-        rows, _ = PhraseIndex(bundle).search(QueryEncoder(bundle).encode(["best red garden hose"]).narrow, 3)
+        vectors = QueryEncoder(bundle).encode(["best red garden hose"]).narrow
+        rows = PhraseIndex(bundle).search(vectors, 3).rows
         assert "red garden hose" in [bundle.phrases["text"][int(row)].as_py() for row in rows[0]]
     assert manifest["encoder"]["parity"]["min_cosine"] >= 0.9999
     assert manifest["encoder"]["parity"]["queries"] > 20

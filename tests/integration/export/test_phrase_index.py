@@ -32,7 +32,8 @@ def index(bundle):
 
 def test_a_phrase_finds_itself_whatever_its_script_or_case(bundle, encoder, index):
     texts = bundle.phrases["text"].to_pylist()
-    rows, scores = index.search(encoder.encode([text.upper() for text in texts]).narrow, 1)
+    found = index.search(encoder.encode([text.upper() for text in texts]).narrow, 1)
+    rows, scores = found.rows, found.scores
     assert rows[:, 0].tolist() == list(range(54))
     assert scores.min() > 1.9  # both cosines near 1; Ψ of this model is Φ_C of the phrase
 
@@ -40,8 +41,9 @@ def test_a_phrase_finds_itself_whatever_its_script_or_case(bundle, encoder, inde
 @pytest.mark.parametrize("k", [1, 10, 54, 55, 10**6])
 def test_the_index_agrees_with_exact_search(encoder, index, k):
     vectors = encoder.encode(["red shoes", "fan", "", "花园"]).narrow
-    rows, scores = index.search(vectors, k)
-    _, wanted_scores = index.exact(vectors, k)
+    found = index.search(vectors, k)
+    rows, scores = found.rows, found.scores
+    wanted_scores = index.exact(vectors, k).scores
     assert rows.shape == scores.shape == (4, min(k, 54))
     assert rows.dtype == np.int64
     assert scores.dtype == np.float32
@@ -54,13 +56,13 @@ def test_the_index_agrees_with_exact_search(encoder, index, k):
 
 @pytest.mark.parametrize("ef", [None, 1, 54, 5000])
 def test_ef_is_a_floor_and_never_changes_the_number_of_answers(encoder, index, ef):
-    rows, _ = index.search(encoder.encode(["red shoes"]).narrow, 7, ef)
+    rows = index.search(encoder.encode(["red shoes"]).narrow, 7, ef=ef).rows
     assert rows.shape == (1, 7)
 
 
 def test_no_vectors(index):
-    rows, scores = index.search(np.zeros((0, 32), np.float32), 5)
-    assert rows.shape == scores.shape == (0, 5)
+    found = index.search(np.zeros((0, 32), np.float32), 5)
+    assert found.rows.shape == found.scores.shape == (0, 5)
 
 
 @pytest.mark.parametrize(
@@ -73,23 +75,9 @@ def test_no_vectors(index):
         (np.full((1, 32), np.inf, np.float32), 1, "finite"),
     ],
 )
-def test_what_hnswlib_would_choke_on(index, vectors, k, reason):
+def test_what_no_search_is_made_with(index, vectors, k, reason):
     with pytest.raises(ValueError, match=reason):
         index.search(vectors, k)
-
-
-def test_parts_of_the_graph_out_of_reach_are_searched_exactly(index, encoder, monkeypatch):
-    """hnswlib raises where it finds fewer than k; nodes marked deleted bring that about for real."""
-    import hnswlib
-
-    graph = hnswlib.Index(space="ip", dim=32)
-    graph.init_index(max_elements=54, M=4, ef_construction=10)
-    graph.add_items(np.ascontiguousarray(index._vectors))
-    for row in range(0, 54, 2):
-        graph.mark_deleted(row)
-    monkeypatch.setattr(index, "_index", graph)
-    rows, _ = index.search(encoder.encode(["red shoes", "fan"]).narrow, 50)
-    assert rows.tolist() == index.exact(encoder.encode(["red shoes", "fan"]).narrow, 50)[0].tolist()
 
 
 def test_threads_share_encoder_and_index(bundle, encoder, index):

@@ -7,11 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bidmatch.base.text import key
-from service.phrase_keys import PhraseKeys
+from export.bundle.lookup import lookup_tables
+from service.phrase_keys import PhraseIds, PhraseKeys
+
+
+def tables(texts: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return lookup_tables(pa.table({"id": texts, "text": texts}))
 
 
 def keys_of(*texts: str) -> PhraseKeys:
-    return PhraseKeys(pa.chunked_array([pa.array(texts, pa.string())]))
+    column = pa.chunked_array([pa.array(texts, pa.string())])
+    return PhraseKeys(tables(column)[1], column)
 
 
 def test_all_phrases_of_a_key_in_row_order_for_each_query() -> None:
@@ -33,7 +39,8 @@ def test_no_queries_no_phrases() -> None:
 
 
 def test_phrases_whose_hashes_collide_are_told_apart_by_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.phrase_keys.hash", lambda _: 7, raising=False)
+    for module in ("service.phrase_keys", "export.bundle.lookup"):
+        monkeypatch.setattr(f"{module}.hash_texts", lambda texts: np.full(len(list(texts)), 7))
     positions, rows = keys_of("tent", "boots", "Tent").find(["boots", "socks", "tent"])
     assert positions.tolist() == [0, 2, 2]
     assert rows.tolist() == [1, 0, 2]
@@ -41,7 +48,14 @@ def test_phrases_whose_hashes_collide_are_told_apart_by_their_text(monkeypatch: 
 
 def test_phrases_in_several_chunks() -> None:
     texts = pa.chunked_array([pa.array(["a", "b"]), pa.array([], pa.string()), pa.array(["B", "c"])])
-    assert PhraseKeys(texts).find(["b"])[1].tolist() == [1, 2]
+    assert PhraseKeys(tables(texts)[1], texts).find(["b"])[1].tolist() == [1, 2]
+
+
+def test_ids_are_told_apart_as_they_are_written() -> None:
+    ids = pa.chunked_array([pa.array(["a", "A", "", "\u00e9", "e\u0301"])])
+    found = PhraseIds(tables(ids)[0], ids).find(["e\u0301", "A", "", "none", "A"])
+    assert found == {"e\u0301": 4, "A": 1, "": 2}
+    assert PhraseIds(tables(ids)[0], ids).find([]) == {}
 
 
 words = st.text(alphabet="aAäÄß ſK\u200b", max_size=4)

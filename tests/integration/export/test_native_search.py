@@ -1,0 +1,258 @@
+"""The compiled searches against plain NumPy: rows, scores, rules, and a live graph under threads."""
+
+from __future__ import annotations
+
+import threading
+
+import hnswlib
+import numpy as np
+import pytest
+
+from export.bundle import _native
+from export.bundle.index import pack
+from export.bundle.index_file import HEADER_BYTES, IndexHeader
+
+DIM, SPLIT, COUNT = 24, 10, 3_000
+
+
+def drawn(seed: int, count: int) -> np.ndarray:
+    """Vectors whose products float32 holds without rounding: orders can be compared, ties included."""
+    return (np.random.default_rng(seed).integers(-8, 9, size=(count, DIM)) / 16).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    return drawn(0, COUNT)
+
+
+@pytest.fixture(scope="module")
+def queries() -> np.ndarray:
+    return drawn(1, 40)
+
+
+def arguments(header: IndexHeader) -> dict[str, float]:
+    return {
+        "header_bytes": HEADER_BYTES,
+        "M": header.M,
+        "max_links0": header.max_links0,
+        "node_bytes": header.node_bytes,
+        "vector_offset": header.vector_offset,
+        "label_offset": header.label_offset,
+        "max_level": header.max_level,
+        "entry": header.entry,
+        "split": SPLIT,
+        "encoder_weight": 99.0,
+        "classifier_weight": 99.0,
+    }
+
+
+@pytest.fixture(scope="module")
+def saved(vectors: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """The file of an index whose labels are not in the order of its nodes."""
+    index = hnswlib.Index("ip", DIM)
+    index.init_index(COUNT, M=8, ef_construction=100, random_seed=3)
+    order = np.random.default_rng(2).permutation(COUNT)
+    index.add_items(vectors[order], order, num_threads=1)
+    path = tmp_path_factory.mktemp("index") / "index"
+    index.save_index(str(path))
+    return np.fromfile(path, np.uint8)
+
+
+@pytest.fixture(scope="module")
+def graph(saved: np.ndarray, vectors: np.ndarray) -> _native.Graph:
+    return _native.Graph(saved, vectors, **arguments(IndexHeader.parse(saved[:HEADER_BYTES].tobytes())))
+
+
+def wanted(queries: np.ndarray, vectors: np.ndarray, allowed: np.ndarray, k: int) -> list[list[int]]:
+    scores = np.where(allowed, queries @ vectors.T, -np.inf)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return [[row for row in one if allowed[i, row]] for i, one in enumerate(order.tolist())]
+
+
+def lists(rows: np.ndarray) -> list[list[int]]:
+    return [[row for row in one if row >= 0] for one in rows.tolist()]
+
+
+@pytest.mark.parametrize("k", [1, 7, 100, COUNT, 2 * COUNT])
+def test_exact_search_is_exact(graph, vectors, queries, k):
+    rows, encoder, classifier = graph.exact(queries, k)
+    assert lists(rows) == wanted(queries, vectors, np.ones((len(queries), COUNT), bool), k)
+    assert np.allclose(
+        encoder, np.einsum("nd,nkd->nk", queries[:, :SPLIT], vectors[rows][..., :SPLIT]), atol=1e-5
+    )
+    assert np.allclose(
+        classifier, np.einsum("nd,nkd->nk", queries[:, SPLIT:], vectors[rows][..., SPLIT:]), atol=1e-5
+    )
+
+
+def test_a_search_as_wide_as_the_index_is_exact(graph, queries):
+    assert np.array_equal(graph.search(queries, 20, COUNT)[0], graph.exact(queries, 20)[0])
+
+
+def test_recall_is_hnswlibs(graph, saved, queries, tmp_path):
+    saved.tofile(tmp_path / "index")
+    index = hnswlib.Index("ip", DIM)
+    index.load_index(str(tmp_path / "index"))
+    exact = graph.exact(queries, 10)[0]
+
+    def recall(rows: np.ndarray) -> float:
+        return float(
+            np.mean([len(set(a) & set(b)) / 10 for a, b in zip(rows.tolist(), exact.tolist(), strict=True)])
+        )
+
+    for ef in (10, 40, 160):
+        index.set_ef(ef)
+        theirs = recall(index.knn_query(queries, k=10, num_threads=1)[0].astype(np.int64))
+        assert recall(graph.search(queries, 10, ef)[0]) == pytest.approx(theirs, abs=0.005)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1, 0.01, 0.001, 0.0])
+@pytest.mark.parametrize("k", [1, 10, 200])
+def test_rules_leave_no_place_empty_while_rows_exist(graph, vectors, queries, share, k):
+    chance = np.random.default_rng(5)
+    allowed, off = chance.random(COUNT) < share, chance.random(COUNT) < 0.2
+    denied = [np.sort(chance.choice(COUNT, 30, replace=False)).astype(np.int32) for _ in queries]
+    offsets = np.cumsum([0, *map(len, denied)])
+    admitted = np.tile(allowed & ~off, (len(queries), 1))
+    for i, rows in enumerate(denied):
+        admitted[i, rows] = False
+    common = {"off": pack(off), "denied_offsets": offsets, "denied_rows": np.concatenate(denied)}
+    by_graph = graph.search(queries, k, 400, allowed=pack(allowed), admitted=int(allowed.sum()), **common)[0]
+    by_bits = graph.exact(queries, k, allowed=pack(allowed), **common)[0]
+    by_list = graph.exact(queries, k, rows=np.flatnonzero(allowed).astype(np.int32), **common)[0]
+    exact = wanted(queries, vectors, admitted, k)
+    assert lists(by_bits) == lists(by_list) == exact
+    found = lists(by_graph)
+    assert [len(rows) for rows in found] == [len(rows) for rows in exact]
+    assert all(admitted[i, row] for i, rows in enumerate(found) for row in rows)
+    hits = sum(len(set(a) & set(b)) for a, b in zip(found, exact, strict=True))
+    assert hits >= 0.98 * sum(map(len, exact))
+
+
+def test_a_graph_that_its_own_links_do_not_hold_together_is_searched_exactly(saved, vectors, queries):
+    header = IndexHeader.parse(saved[:HEADER_BYTES].tobytes())
+    cut = saved.copy()
+    nodes = cut[HEADER_BYTES : HEADER_BYTES + COUNT * header.node_bytes].reshape(COUNT, header.node_bytes)
+    nodes[:, :4] = 0
+    graph = _native.Graph(cut, vectors, **arguments(header))
+    assert np.array_equal(graph.search(queries, 50, 100)[0], graph.exact(queries, 50)[0])
+
+
+def test_links_that_lead_nowhere_are_not_followed(saved, vectors, queries):
+    header = IndexHeader.parse(saved[:HEADER_BYTES].tobytes())
+    wrong = saved.copy()
+    nodes = wrong[HEADER_BYTES : HEADER_BYTES + COUNT * header.node_bytes].reshape(COUNT, header.node_bytes)
+    nodes[:, 0:16] = 255
+    rows = _native.Graph(wrong, vectors, **arguments(header)).search(queries, 10, 50)[0]
+    assert rows.min() >= 0
+    assert rows.max() < COUNT
+
+
+@pytest.mark.parametrize("cut", [1, 5, 1000])
+def test_an_index_that_ends_early_is_refused(saved, vectors, cut):
+    with pytest.raises(ValueError, match=r"ends within|wrong size"):
+        _native.Graph(
+            saved[:-cut].copy(), vectors, **arguments(IndexHeader.parse(saved[:HEADER_BYTES].tobytes()))
+        )
+
+
+def live(**more: int) -> _native.LiveGraph:
+    sizes = {"M": 8, "ef_construction": 100, "seed": 1, "split": SPLIT} | more
+    return _native.LiveGraph(DIM, encoder_weight=99.0, classifier_weight=99.0, **sizes)
+
+
+def test_live_rows_are_found_from_when_they_are_added(vectors, queries):
+    graph = live()
+    searchable = (np.arange(COUNT) % 7 != 0).astype(np.uint8)
+    exact = wanted(queries, vectors, np.tile(searchable.astype(bool), (len(queries), 1)), 10)
+    assert lists(graph.search(queries, 10, 50, 0)[0]) == [[] for _ in queries]
+    assert graph.append(vectors[:2000], searchable[:2000]) == 0
+    assert graph.append(vectors[2000:], searchable[2000:]) == 2000
+    assert graph.linked == 0
+    assert lists(graph.search(queries, 10, 50, COUNT)[0]) == exact
+    assert graph.link(1500) == 1500
+    assert graph.link(10**6) == 1500
+    assert (graph.linked, len(graph)) == (COUNT, COUNT)
+    found = lists(graph.search(queries, 10, 300, COUNT)[0])
+    assert sum(len(set(a) & set(b)) for a, b in zip(found, exact, strict=True)) >= 0.99 * 10 * len(queries)
+    assert lists(graph.search(queries, 10, 50, COUNT, exactly=True)[0]) == exact
+
+
+def test_live_rows_under_rules_and_a_limit(vectors, queries):
+    graph = live()
+    graph.append(vectors, np.ones(COUNT, np.uint8))
+    graph.link(2000)
+    off = np.random.default_rng(4).random(COUNT) < 0.5
+    limit = 2500
+    admitted = np.tile(~off & (np.arange(COUNT) < limit), (len(queries), 1))
+    exact = wanted(queries, vectors, admitted, 20)
+    found = lists(graph.search(queries, 20, 400, limit, off=pack(off))[0])
+    assert all(admitted[i, row] for i, rows in enumerate(found) for row in rows)
+    assert sum(len(set(a) & set(b)) for a, b in zip(found, exact, strict=True)) >= 0.98 * 20 * len(queries)
+    few = np.zeros(COUNT, bool)
+    few[[3, 2400, 2600]] = True
+    assert [sorted(rows) for rows in lists(graph.search(queries, 20, 50, limit, allowed=pack(few))[0])] == [
+        [3, 2400]
+    ] * len(queries)
+
+
+def test_adding_linking_and_searching_at_once(vectors, queries):
+    """No search may miss a row that was there before it began, give one beyond its limit, or one twice."""
+    graph = live()
+    stop = threading.Event()
+    faults: list[str] = []
+
+    def search() -> None:
+        while not stop.is_set():
+            limit = len(graph)
+            if limit < 30:
+                continue
+            found = graph.search(queries[:4], 10, 200, limit)[0]
+            exact = graph.search(queries[:4], 10, 200, limit, exactly=True)[0]
+            for a, b in zip(found.tolist(), exact.tolist(), strict=True):
+                if len(set(a)) != 10 or max(a) >= limit or min(a) < 0:
+                    faults.append(f"{a} of {limit}")
+                if len(set(a) & set(b)) < 6:
+                    faults.append(f"{a} is not {b} of {limit}")
+
+    def link() -> None:
+        while not stop.is_set() or graph.linked < len(graph):
+            graph.link(16)
+
+    threads = [threading.Thread(target=search) for _ in range(3)] + [threading.Thread(target=link)]
+    for thread in threads:
+        thread.start()
+    for start in range(0, COUNT, 25):
+        graph.append(vectors[start : start + 25], np.ones(25, np.uint8))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not faults, faults[:3]
+    assert graph.linked == len(graph) == COUNT
+    exact = wanted(queries, vectors, np.ones((len(queries), COUNT), bool), 10)
+    found = lists(graph.search(queries, 10, 200, COUNT)[0])
+    assert sum(len(set(a) & set(b)) for a, b in zip(found, exact, strict=True)) >= 0.98 * 10 * len(queries)
+
+
+@pytest.mark.parametrize("width", [8, 30, 64, 65])
+def test_wide_scores(width):
+    chance = np.random.default_rng(width)
+    wide = chance.integers(-127, 128, size=(50, width)).astype(np.int8)
+    scales = (chance.random((50, 2)) / 5000).astype(np.float32)
+    queries = chance.normal(size=(3, width)).astype(np.float32)
+    rows = chance.integers(-1, 50, size=(3, 20))
+    split = width // 2
+    encoder, classifier = _native.score_wide(
+        queries, rows, wide, scales, split=split, encoder_weight=0.7, classifier_weight=1.3
+    )
+    for part, columns, found, weight in (
+        (0, slice(0, split), encoder, 0.7),
+        (1, slice(split, None), classifier, 1.3),
+    ):
+        products = np.einsum("nd,ncd->nc", queries[:, columns], wide[rows][..., columns].astype(np.float32))
+        plain = np.where(rows < 0, 0, np.clip(products * scales[rows, part], -weight, weight))
+        assert np.allclose(found, plain, atol=1e-5)
+    with pytest.raises(IndexError):
+        _native.score_wide(
+            queries, rows + 40, wide, scales, split=split, encoder_weight=1, classifier_weight=1
+        )
