@@ -1,0 +1,124 @@
+"""The words of a text, one text or a whole column at a time, and a hash of each word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bidmatch.base.text import key
+
+_WORD = re.compile(r"\w+")
+
+
+def words(text: str) -> list[str]:
+    r"""The words of a text: what `\w+` finds in its key."""
+    return _WORD.findall(key(text))
+
+
+@lru_cache(maxsize=1 << 16)
+def joined(text: str) -> str:
+    """The words of a text with one space between; no word holds a space."""
+    return " ".join(words(text))
+
+
+def joined_array(texts: pa.Array) -> pa.Array:
+    """`joined` of each text (no nulls), as `large_string`; ASCII never enters Python."""
+    texts = texts.cast(pa.large_string())
+    spaced = pc.replace_substring_regex(pc.ascii_lower(texts), pattern=r"\W+", replacement=" ")
+    plain = pc.ascii_trim(spaced, characters=" ")
+    other = pc.invert(pc.string_is_ascii(texts))
+    if not pc.any(other, min_count=0).as_py():
+        return plain
+    rest = [" ".join(words(text)) for text in texts.filter(other).to_pylist()]
+    return pc.replace_with_mask(plain, other, pa.array(rest, pa.large_string()))
+
+
+@dataclass(frozen=True)
+class Split:
+    """The words of n texts; text i's are `codes[offsets[i]:offsets[i + 1]]`.
+
+    Attributes:
+        offsets: int64 (n + 1).
+        codes: int32 (m), each word's place in `distinct`.
+        distinct: large_string array of the distinct words.
+    """
+
+    offsets: np.ndarray
+    codes: np.ndarray
+    distinct: pa.Array
+
+
+def split(texts: pa.Array) -> Split:
+    """The words of each text (no nulls)."""
+    lists = pc.split_pattern(joined_array(texts), pattern=" ")
+    encoded = lists.flatten().dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
+    counts = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+    # A text without words splits into one empty string.
+    empty = pc.index(encoded.dictionary, "").as_py()
+    if empty >= 0:
+        wordless = codes == empty
+        counts = counts - np.bincount(
+            np.repeat(np.arange(len(counts)), counts)[wordless], minlength=len(counts)
+        )
+        codes = codes[~wordless]
+    return Split(np.r_[0, np.cumsum(counts, dtype=np.int64)], codes, encoded.dictionary)
+
+
+@lru_cache(maxsize=1 << 16)
+def word_hash(word: str) -> int:
+    """A 64-bit hash of a word, equal on every machine."""
+    return int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "little")
+
+
+def hashes_of(distinct: Sequence[str]) -> np.ndarray:
+    """`word_hash` of each word of a long list: uint64 (n,). Leaves the cache of query words alone."""
+    digests = b"".join(blake2b(word.encode(), digest_size=8).digest() for word in distinct)
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
+class Vocabulary:
+    """Numbers the words of a fixed list: 8 bytes a word beside its text.
+
+    Args:
+        distinct: V different words, as `large_string`.
+    """
+
+    def __init__(self, distinct: pa.Array):
+        hashes = hashes_of(distinct.to_pylist())
+        order = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[order]
+        self._places = order.astype(np.int32)
+        self._words = distinct
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def numbers(self, asked: Sequence[str]) -> list[int]:
+        """Each word's place in the list, or -1 for a word that isn't in it."""
+        if not len(self) or not asked:
+            return [-1] * len(asked)
+        hashes = np.fromiter((word_hash(word) for word in asked), np.uint64, len(asked))
+        first = np.searchsorted(self._hashes, hashes)
+        there = self._hashes[np.minimum(first, len(self) - 1)] == hashes
+        numbers = [-1] * len(asked)
+        for at in np.flatnonzero(there).tolist():
+            numbers[at] = self._number(asked[at], int(first[at]))
+        return numbers
+
+    def _number(self, word: str, place: int) -> int:
+        """The word's number among those whose hash stands at `place` and, if hashes collide, after it."""
+        wanted = self._hashes[place]
+        while place < len(self) and self._hashes[place] == wanted:
+            number = int(self._places[place])
+            if self._words[number].as_py() == word:
+                return number
+            place += 1
+        return -1
