@@ -1,25 +1,22 @@
-"""The words of a text, one text or a whole column at a time, and a hash of each word."""
+"""The words of a text, one text or a whole column at a time, and numbers for words."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from bidmatch.base.text import key
-
-_WORD = re.compile(r"\w+")
+from export.bundle import lookup
 
 
 def words(text: str) -> list[str]:
-    r"""The words of a text: what `\w+` finds in its key."""
-    return _WORD.findall(key(text))
+    """The words of a text, of whatever case."""
+    return lookup.words(key(text))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -72,18 +69,6 @@ def split(texts: pa.Array) -> Split:
     return Split(np.r_[0, np.cumsum(counts, dtype=np.int64)], codes, encoded.dictionary)
 
 
-@lru_cache(maxsize=1 << 16)
-def word_hash(word: str) -> int:
-    """A 64-bit hash of a word, equal on every machine."""
-    return int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "little")
-
-
-def hashes_of(distinct: Sequence[str]) -> np.ndarray:
-    """`word_hash` of each word of a long list: uint64 (n,). Leaves the cache of query words alone."""
-    digests = b"".join(blake2b(word.encode(), digest_size=8).digest() for word in distinct)
-    return np.frombuffer(digests, "<u8").astype(np.uint64)
-
-
 class Vocabulary:
     """Numbers the words of a fixed list: 8 bytes a word beside its text.
 
@@ -92,7 +77,7 @@ class Vocabulary:
     """
 
     def __init__(self, distinct: pa.Array):
-        hashes = hashes_of(distinct.to_pylist())
+        hashes = lookup.hash_texts(distinct.to_pylist())
         order = np.argsort(hashes, kind="stable")
         self._hashes = hashes[order]
         self._places = order.astype(np.int32)
@@ -105,7 +90,7 @@ class Vocabulary:
         """Each word's place in the list, or -1 for a word that isn't in it."""
         if not len(self) or not asked:
             return [-1] * len(asked)
-        hashes = np.fromiter((word_hash(word) for word in asked), np.uint64, len(asked))
+        hashes = lookup.hash_texts(asked)
         first = np.searchsorted(self._hashes, hashes)
         there = self._hashes[np.minimum(first, len(self) - 1)] == hashes
         numbers = [-1] * len(asked)

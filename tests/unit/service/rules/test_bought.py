@@ -14,17 +14,10 @@ from hypothesis import strategies as st
 
 from bidmatch.base.errors import ConfigError
 from bidmatch.base.text import key
-from service.rules.bought import (
-    EXACT,
-    MAX_WORDS,
-    PHRASE,
-    GrowingRuns,
-    PhraseRuns,
-    match_type_codes,
-    run_table,
-)
+from export.bundle.lookup import EXACT, PHRASE, hash_texts, lookup_tables, make_table, match_type_codes
+from service.rules.bought import MAX_WORDS, GrowingRuns, PhraseRuns
 from service.rules.negatives import GrowingNegatives, Kind, Negatives, kind_of
-from service.rules.words import Vocabulary, joined_array, split, word_hash, words
+from service.rules.words import Vocabulary, joined_array, split, words
 
 
 def words_of(text: str) -> list[str]:
@@ -52,6 +45,7 @@ def allowed(query: str, phrase: str, match_type: str | None, negatives: Any) -> 
         negatives = negatives.split(",")
     if any(negative_hits(query, keyword) for keyword in negatives or [] if keyword is not None):
         return False
+    match_type = key(match_type or "")
     if match_type == "exact":
         return key(query) == key(phrase)
     if match_type == "phrase":
@@ -66,7 +60,7 @@ def test_the_plain_rules() -> None:
     assert not allowed("redshoes", "shoes", "phrase", None)
     assert allowed("RED shoes", "red shoes", "exact", None)
     assert not allowed("red shoes!", "red shoes", "exact", None)
-    assert allowed("tent", "red shoes", "Exact", None)
+    assert allowed("tent", "red shoes", "close", None)
     assert not allowed("cheap red shoes", "tent", None, "red cheap")
     assert allowed("cheap red shoes", "tent", None, ['"red cheap"', "[red shoes]", "", "free", None])
     assert not allowed("red shoes", "tent", "broad", '[red shoes],"boots"')
@@ -92,12 +86,19 @@ keyword = st.one_of(
 negative_lists = st.none() | st.lists(st.none() | keyword, max_size=3)
 negative_texts = st.none() | st.lists(keyword, max_size=3).map(",".join)
 match_type = st.sampled_from([None, "", "exact", "phrase", "phrase", "broad", "Exact", "close"])
-phrases = st.lists(st.tuples(phrase_text, match_type), max_size=10)
+# No bundle is without phrases.
+phrases = st.lists(st.tuples(phrase_text, match_type), min_size=1, max_size=10)
 
 
 def positions_and_rows(found: tuple[np.ndarray, np.ndarray]) -> list[tuple[int, int]]:
     assert found[0].dtype == found[1].dtype == np.int64
     return list(zip(found[0].tolist(), found[1].tolist(), strict=True))
+
+
+def run_table(table: pa.Table) -> np.ndarray:
+    """The bundle's table of runs."""
+    ids = pa.array([str(row) for row in range(len(table))], pa.string())
+    return lookup_tables(table.select(["text", "match_type"]).append_column("id", ids))[2]
 
 
 def cut(column: pa.Array, at: int) -> pa.ChunkedArray:
@@ -124,7 +125,7 @@ def test_all_rules_together_agree_with_the_plain_ones(
     codes = match_type_codes(table)
     of_phrase_type = np.flatnonzero(codes == PHRASE)
     asked = [words(query) for query in queries]
-    runs = PhraseRuns.of(table["text"], of_phrase_type)
+    runs = PhraseRuns(run_table(table), table["text"])
     growing = GrowingRuns()
     growing.extend([bought[row][0] for row in of_phrase_type], of_phrase_type.tolist())
     contained = positions_and_rows(runs.find(asked))
@@ -178,29 +179,9 @@ def test_words_of_whole_columns(texts: list[str]) -> None:
     assert [words(one) for one in texts] == [words_of(one) for one in texts]
 
 
-@pytest.mark.parametrize(
-    ("type_", "values", "wanted"),
-    [
-        (pa.string(), ["exact", "phrase", "broad", "", None, "EXACT", "phrase"], [2, 1, 0, 0, 0, 0, 1]),
-        (pa.large_string(), ["exact", None], [2, 0]),
-        (pa.dictionary(pa.int8(), pa.string()), ["exact", None, "x", "phrase"], [2, 0, 0, 1]),
-        (pa.null(), [None, None], [0, 0]),
-        (pa.int8(), [1, 2], [0, 0]),
-        (pa.list_(pa.string()), [["exact"], None], [0, 0]),
-        (pa.string(), [], []),
-    ],
-)
-def test_match_types(type_: pa.DataType, values: list, wanted: list[int]) -> None:
-    codes = match_type_codes(pa.table({"match_type": cut(pa.array(values, type_), 3)}))
-    assert (codes.tolist(), codes.dtype) == (wanted, np.uint8)
-
-
-def test_phrases_without_match_types_are_broad() -> None:
-    assert match_type_codes(pa.table({"text": ["a", "b"]})).tolist() == [0, 0]
-
-
 def runs_of(*texts: str) -> PhraseRuns:
-    return PhraseRuns.of(pa.array(texts, pa.string()), np.arange(len(texts)))
+    column = pa.array(texts, pa.string())
+    return PhraseRuns(run_table(pa.table({"text": column, "match_type": ["phrase"] * len(texts)})), column)
 
 
 def test_a_query_that_repeats_itself_finds_each_phrase_once() -> None:
@@ -209,7 +190,9 @@ def test_a_query_that_repeats_itself_finds_each_phrase_once() -> None:
 
 
 def test_only_the_rows_of_phrase_type_are_found() -> None:
-    runs = PhraseRuns.of(pa.chunked_array([["red", "red"], ["red"]]), np.array([0, 2], np.int32))
+    texts = pa.chunked_array([["red", "red"], ["red"]])
+    table = run_table(pa.table({"text": texts, "match_type": ["phrase", None, "phrase"]}))
+    runs = PhraseRuns(table, texts)
     assert runs.find([["red"]])[1].tolist() == [0, 2]
     assert len(runs) == 2
 
@@ -219,7 +202,7 @@ def test_runs_do_not_reach_from_one_query_into_the_next() -> None:
 
 
 def test_no_phrases_no_queries_no_words() -> None:
-    empty = PhraseRuns.of(pa.chunked_array([], pa.string()), np.empty(0, np.int64))
+    empty = PhraseRuns(np.empty((2, 0), np.int64), pa.chunked_array([], pa.string()))
     for runs in (empty, runs_of("", "!"), GrowingRuns()):
         assert positions_and_rows(runs.find([["a"], []])) == []
     assert positions_and_rows(runs_of("a").find([])) == []
@@ -236,46 +219,16 @@ def test_huge_queries_and_phrases_are_looked_at_as_far_as_the_bound(length: int)
         assert runs.find([query])[1].tolist() == ([0, 1, 2] if length == MAX_WORDS else [2])
 
 
-def test_the_table_is_the_same_on_every_machine_and_in_any_chunks() -> None:
-    texts = ["Red shoes", "tent", "", "red  SHOES!", "日本"]
-    hashes, rows = run_table(pa.array(texts), np.arange(5))
-    assert (hashes.dtype, rows.dtype) == (np.uint64, np.int32)
-    assert dict(zip(rows.tolist(), hashes.tolist(), strict=True)) == {
-        0: 1991919514546711554,
-        1: 15474711849412640513,
-        3: 1991919514546711554,
-        4: 7719497994187971841,
-    }
-    assert (hashes & np.uint64(255)).tolist() == [len(words(texts[row])) for row in rows]
-    other = run_table(pa.chunked_array([texts[:2], texts[2:]]), np.arange(5, dtype=np.int32))
-    assert [part.tolist() for part in other] == [hashes.tolist(), rows.tolist()]
-    saved = PhraseRuns(pa.array(texts), hashes, rows)
-    assert saved.find([["buy", "red", "shoes"]])[1].tolist() == [0, 3]
-
-
-def test_a_table_of_more_rows_than_are_hashed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = pa.array([f"w{at % 7} v{at}" for at in range(50)])
-    whole = run_table(texts, np.arange(50))
-    monkeypatch.setattr("service.rules.bought._CHUNK", 8)
-    assert [part.tolist() for part in run_table(texts, np.arange(50))] == [part.tolist() for part in whole]
-
-
 def test_phrases_whose_hashes_collide_are_told_apart_by_their_text() -> None:
     texts = pa.array(["red shoes", "red boots", "Red Shoes"])
-    hashes, _ = run_table(texts, np.array([0]))
-    runs = PhraseRuns(texts, np.repeat(hashes, 3), np.arange(3, dtype=np.int32))
+    runs = PhraseRuns(make_table(np.repeat(hash_texts(["red shoes"]), 3), np.arange(3)), texts)
     assert runs.find([["buy", "red", "shoes"]])[1].tolist() == [0, 2]
 
 
 def test_words_whose_hashes_collide_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.rules.words.word_hash", lambda _: 7)
-    monkeypatch.setattr("service.rules.words.hashes_of", lambda all_: np.full(len(all_), 7, np.uint64))
+    monkeypatch.setattr("export.bundle.lookup.hash_texts", lambda texts: np.full(len(texts), 7))
     vocabulary = Vocabulary(pa.array(["a", "b"], pa.large_string()))
     assert vocabulary.numbers(["b", "c", "a", "b"]) == [1, -1, 0, 1]
-
-
-def test_hashes_of_words_are_the_same_on_every_machine() -> None:
-    assert [word_hash(word) for word in ("red", "日本")] == [11765665226422741261, 4223062404410717160]
 
 
 @settings(max_examples=500, deadline=None)
