@@ -259,12 +259,30 @@ def contract_app() -> FastAPI:
     @app.middleware("http")
     async def keys(request: Request, go_on: Callable[..., Any]) -> Response:
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if key not in (ADMIN_TOKEN, MATCH_KEY):
+        if request.url.path != "/match" and key != ADMIN_TOKEN:
+            if key == MATCH_KEY:
+                return _problem(403, "forbidden", "not with this key")
             return _problem(401, "unauthorized", "no key")
-        if key == MATCH_KEY:
-            return _problem(403, "forbidden", "not with this key")
         answer: Response = await go_on(request)
         return answer
+
+    @app.post("/match")
+    async def match(request: Request) -> Response:
+        asked = await request.json()
+        unknown = set(asked) - {
+            "query",
+            "k",
+            "min_score",
+            "min_relevance",
+            "filter",
+            "allow",
+            "deny",
+            "distinct",
+        }
+        if unknown:
+            wrong = [{"where": f"body.{name}", "reason": "is unknown"} for name in sorted(unknown)]
+            return _problem(422, "invalid-request", "unknown fields", errors=wrong)
+        return JSONResponse({"matches": [], "bundle": "b1"})
 
     def now() -> str:
         return datetime.now(UTC).isoformat().replace("+00:00", "Z")
