@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from service.rules.filters import Condition, Filter, Kind, Sort, Value, kind_of
-from service.rules.ranges import places
+from service.rules.ranges import in_order, places
 from service.rules.selection import Selection, SelectionCache, few
 
 CACHE_BYTES = 256 << 20
@@ -21,6 +22,12 @@ CACHE_BYTES = 256 << 20
 _SMALL_SEGMENT = 64
 _LEAST_CACHE_BYTES = 1 << 18
 _SHOWN_CHARS = 200
+# As many are compared one by one: that is quicker than looking each code up.
+_FEW_INTERVALS = 8
+# As many texts are looked for one by one: that is quicker than all together.
+_FEW_TEXTS = 16
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 # Sorted, disjoint intervals of codes, each with its end left out.
 Intervals = list[tuple[int, int]]
@@ -201,14 +208,42 @@ class _Values:
         return bisect(range(len(self)), value, key=self._at)
 
     def _codes_of(self, values: tuple[Value, ...]) -> Intervals:
+        """The codes of those values that there are; `values` ascend."""
         if self.kind.sort is Sort.NOTHING:
             return []
-        found = []
-        for value in values:
-            place = self._place(value, after=False)
-            if place < len(self) and self._at(place) == value:
-                found.append((place + 1, place + 2))
-        return found
+        if self.kind.sort is Sort.TEXT and len(values) > _FEW_TEXTS:
+            found = _codes_of_texts(self.held, values)
+        else:
+            found = []
+            for value in values:
+                place = self._place(value, after=False)
+                if place < len(self) and self._at(place) == value:
+                    found.append(place + 1)
+        merged: Intervals = []
+        for code in found:
+            if merged and merged[-1][1] == code:
+                merged[-1] = (merged[-1][0], code + 1)
+            else:
+                merged.append((code, code + 1))
+        return merged
+
+
+def _codes_of_texts(held: pa.Array, values: tuple[Value, ...]) -> list[int]:
+    """The codes of those texts that are held, in their order, all looked for at once."""
+    # No text of a column has a lone surrogate, and Arrow takes none.
+    asked = pa.array([value for value in values if not _SURROGATES.search(str(value))], pa.large_string())
+    low, high = np.zeros(len(asked), np.int64), np.full(len(asked), len(held))
+    for _ in range(len(held).bit_length()):
+        middle = (low + high) >> 1
+        at = held.take(pa.array(np.minimum(middle, len(held) - 1)))
+        less = pc.less(at, asked).to_numpy(zero_copy_only=False) & (low < high)
+        low, high = np.where(less, middle + 1, low), np.where(less, high, np.minimum(middle, high))
+    there = low < len(held)
+    if not there.any():
+        return []
+    equal = pc.equal(held.take(pa.array(np.minimum(low, len(held) - 1))), asked)
+    codes: list[int] = (low[equal.to_numpy(zero_copy_only=False) & there] + 1).tolist()
+    return codes
 
 
 def _codes(column: pa.ChunkedArray, kind: Kind) -> tuple[np.ndarray, _Values]:
@@ -224,8 +259,9 @@ def _codes(column: pa.ChunkedArray, kind: Kind) -> tuple[np.ndarray, _Values]:
     if kind.sort is Sort.NUMBER:
         # NaN equals nothing, and the sum makes the two zeros one.
         stored = pc.add(pc.if_else(pc.is_nan(stored), pa.scalar(None, pa.float64()), stored), 0.0)
-    encoded = stored.dictionary_encode().unify_dictionaries()
-    distinct = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], kind.storage)
+    # As one array: of each chunk, Arrow would hand out all values met so far again.
+    encoded = pa.concat_arrays([pa.array([], kind.storage), *stored.chunks]).dictionary_encode()
+    distinct = encoded.dictionary
     order = pc.sort_indices(distinct)
     ranks = np.empty(len(distinct), np.int64)
     ranks[order.to_numpy()] = np.arange(1, len(distinct) + 1)
@@ -234,25 +270,29 @@ def _codes(column: pa.ChunkedArray, kind: Kind) -> tuple[np.ndarray, _Values]:
     )
     # One more at the end, which the place -1 of a null finds.
     ranks = np.r_[ranks, 0].astype(dtype)
-    codes = np.empty(len(column), dtype)
-    start = 0
-    for chunk in encoded.chunks:
-        indices = pc.fill_null(chunk.indices, -1).to_numpy()
-        codes[start : start + len(indices)] = ranks[indices]
-        start += len(indices)
+    codes = ranks[pc.fill_null(encoded.indices, -1).to_numpy()]
     values = distinct.take(order)
     return codes, _Values(values if kind.sort is Sort.TEXT else values.to_numpy(), kind)
+
+
+def _between(codes: np.ndarray, first: int, last: int, count: int) -> np.ndarray:
+    """Whether each code, of 0 to `count`, is at least `first` and below `last`."""
+    if last == first + 1:
+        return codes == first
+    found = codes >= first if first > 0 else np.ones(len(codes), bool)
+    if last <= count:
+        found &= codes < last
+    return found
 
 
 def _within(codes: np.ndarray, intervals: Intervals, count: int) -> np.ndarray:
     """Whether each code, of 0 to `count`, lies in one of the intervals: bool, of the codes' shape."""
     if not intervals:
         return np.zeros(len(codes), bool)
-    if len(intervals) == 1:
-        first, last = intervals[0]
-        found = codes >= first if first > 0 else np.ones(len(codes), bool)
-        if last <= count:
-            found &= codes < last
+    if len(intervals) <= _FEW_INTERVALS:
+        found = _between(codes, *intervals[0], count)
+        for first, last in intervals[1:]:
+            found |= _between(codes, first, last, count)
         return found
     if count > 4 * len(codes) + 1024:
         starts, ends = np.array(intervals).T
@@ -290,10 +330,11 @@ class _Sorted:
         if not parts:
             return np.empty(0, np.int32)
         rows = np.concatenate(parts)
-        if len(parts) == 1 and intervals[0][1] - intervals[0][0] == 1:
-            # Already in order; within one code there may still be one row twice.
-            return rows if self._offsets is None else rows[np.r_[True, rows[1:] != rows[:-1]][: len(rows)]]
-        return np.sort(rows) if self._offsets is None else np.unique(rows)
+        if self._offsets is not None:
+            # A list may hold several of the values, and one of them several times.
+            return in_order(rows)
+        # The rows of one code are in order.
+        return rows if sum(last - first for first, last in intervals) == 1 else np.sort(rows)
 
     def order(self) -> np.ndarray:
         """The row of each entry, by code and then by row: int32 (m,)."""

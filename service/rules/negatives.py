@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from bidmatch.base.errors import ConfigError
 from bidmatch.base.text import key
-from service.rules.ranges import places
+from service.rules.ranges import in_order, places
 from service.rules.selection import few
 from service.rules.words import Vocabulary, split, words
 
@@ -122,7 +122,7 @@ class Negatives:
     def _hitting(self, query: Sequence[str]) -> list[int]:
         """The keywords that hit the query."""
         numbers = self._vocabulary.numbers(query)
-        known = np.unique(np.array([number for number in numbers if number >= 0], np.int64))
+        known = np.array(sorted(set(numbers) - {-1}), np.int64)
         if not len(known):
             return []
         starts = self._filed_offsets[known]
@@ -131,17 +131,17 @@ class Negatives:
             return []
         starts = self._offsets[filed]
         sizes = self._offsets[filed + 1] - starts
-        asked = np.isin(self._codes[places(starts, sizes)], known)
+        codes = self._codes[places(starts, sizes)]
+        asked = known[np.minimum(np.searchsorted(known, codes), len(known) - 1)] == codes
         whole = np.logical_and.reduceat(asked, np.cumsum(sizes) - sizes)
-        return [
-            keyword
-            for keyword in filed[whole].tolist()
-            if _hits(
-                self._kinds[keyword],
-                self._codes[self._offsets[keyword] : self._offsets[keyword + 1]].tolist(),
-                numbers,
-            )
-        ]
+        held = filed[whole]
+        any_order = self._kinds[held] == Kind.ALL
+        hitting: list[int] = held[any_order].tolist()
+        for keyword in held[~any_order].tolist():
+            spoken = self._codes[self._offsets[keyword] : self._offsets[keyword + 1]].tolist()
+            if _hits(self._kinds[keyword], spoken, numbers):
+                hitting.append(keyword)
+        return hitting
 
     def _rows_of(self, keyword: int) -> np.ndarray:
         return self._rows[self._row_offsets[keyword] : self._row_offsets[keyword + 1]]
@@ -179,9 +179,9 @@ def _keywords(column: pa.ChunkedArray | pa.Array | None) -> tuple[np.ndarray, np
         lists = _lists(chunk)
         counts.append(pc.fill_null(pc.list_value_length(lists), 0).to_numpy())
         flat.append(pc.fill_null(lists.flatten(), ""))
-    encoded = pa.chunked_array(flat).dictionary_encode().unify_dictionaries()
-    codes = np.concatenate([np.empty(0, np.int32), *(chunk.indices.to_numpy() for chunk in encoded.chunks)])
-    distinct = encoded.chunk(0).dictionary if encoded.num_chunks else nothing
+    # As one array: of each chunk, Arrow would hand out all values met so far again.
+    encoded = pa.concat_arrays(flat).dictionary_encode()
+    codes, distinct = encoded.indices.to_numpy(), encoded.dictionary
     return np.cumsum(np.concatenate(counts)), codes, distinct
 
 
@@ -215,10 +215,7 @@ def _inverted(offsets: np.ndarray, keywords: np.ndarray, count: int) -> tuple[np
     """
     pairs = keywords.astype(np.int64) << 32
     pairs |= np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    pairs = pairs[pairs >= 0]
-    pairs.sort()
-    if len(pairs):
-        pairs = pairs[np.r_[True, pairs[1:] != pairs[:-1]]]
+    pairs = in_order(pairs[pairs >= 0])
     held = np.bincount(pairs >> 32, minlength=count)
     return np.r_[0, np.cumsum(held, dtype=np.int64)], pairs.astype(np.uint32).view(np.int32)
 
@@ -228,7 +225,7 @@ def _union(parts: list[np.ndarray], size: int) -> np.ndarray:
     if len(parts) < 2:
         return parts[0] if parts else np.empty(0, np.int32)
     if sum(map(len, parts)) <= few(size):
-        return np.unique(np.concatenate(parts))
+        return in_order(np.concatenate(parts))
     mask = np.zeros(size, bool)
     for part in parts:
         mask[part] = True

@@ -94,16 +94,20 @@ class Vocabulary:
         first = np.searchsorted(self._hashes, hashes)
         there = self._hashes[np.minimum(first, len(self) - 1)] == hashes
         numbers = [-1] * len(asked)
-        for at in np.flatnonzero(there).tolist():
-            numbers[at] = self._number(asked[at], int(first[at]))
+        hits = np.flatnonzero(there)
+        held = self._words.take(pa.array(self._places[first[hits]])).to_pylist()
+        for at, place, word in zip(hits.tolist(), first[hits].tolist(), held, strict=True):
+            same = word == asked[at]
+            numbers[at] = int(self._places[place]) if same else self._later(asked[at], place)
         return numbers
 
-    def _number(self, word: str, place: int) -> int:
-        """The word's number among those whose hash stands at `place` and, if hashes collide, after it."""
-        wanted = self._hashes[place]
-        while place < len(self) and self._hashes[place] == wanted:
-            number = int(self._places[place])
+    def _later(self, word: str, place: int) -> int:
+        """The word's number among those after `place` whose hash collides with the one there, or -1."""
+        hash_ = self._hashes[place]
+        for other in range(place + 1, len(self)):
+            if self._hashes[other] != hash_:
+                break
+            number = int(self._places[other])
             if self._words[number].as_py() == word:
                 return number
-            place += 1
         return -1

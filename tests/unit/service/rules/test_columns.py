@@ -283,6 +283,31 @@ def test_as_many_values_as_a_width_of_codes_holds(distinct: int) -> None:
     assert columns.select(parse_filter({"c": {"not": [0, 1]}}, columns.schema)).count == distinct - 1
 
 
+@pytest.mark.parametrize("distinct", [20, 5_000, 30_000])
+@pytest.mark.parametrize("text", [False, True])
+def test_many_values_at_once(distinct: int, text: bool) -> None:
+    rng = np.random.default_rng(distinct)
+    held = rng.permutation(np.arange(40_000) % distinct) * 3
+    asked_for = rng.integers(3 * distinct, size=(4, 900))
+    market = np.arange(40_000) % 400
+
+    def written(values: np.ndarray) -> list:
+        # Some that no column can hold.
+        return [f"é{value}" for value in values.tolist()] + ["\ud800", "é\udfff"] if text else values.tolist()
+
+    columns = Columns(pa.table({"c": written(held)[:40_000], "market": market}))
+    for values in asked_for:
+        meets = np.isin(held, values)
+        for raw, wanted in (
+            ({"c": written(values)}, meets),
+            ({"c": {"not": written(values)}}, ~meets),
+            ({"c": {"not": written(values)}, "market": 7}, ~meets & (market == 7)),
+            ({"c": written(values), "market": [7, 9]}, meets & np.isin(market, [7, 9])),
+        ):
+            found = columns.select(parse_filter(raw, columns.schema))
+            assert np.array_equal(found.rows(), np.flatnonzero(wanted))
+
+
 def test_why_a_row_is_left_out() -> None:
     table = pa.table(
         {
