@@ -91,7 +91,7 @@ def bundle_rows(bundle: Path, data: Path, queries: list[str], a: float, b: float
             propensity=(a, b),
             rescore=rescore,
         )
-        engine = Engine.load(bundle, EngineSettings(rescore=rescore))
+        engine = Engine.load(bundle, EngineSettings(rescore=rescore, honour_match_types=False))
         seconds = []
         for query in queries[:TIMED_QUERIES]:
             started = time.perf_counter()

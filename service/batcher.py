@@ -1,19 +1,21 @@
 """Joins requests in flight into micro-batches that a bounded pool of threads works on.
 
-All state belongs to the event loop's thread; only `run` happens elsewhere. A batch starts as soon as a thread
-is free, with all that waits then: alone a request waits for nothing, under load the batches grow.
+A thread that is free takes what waits, so alone a request waits for nothing; while all are busy requests
+gather, and the batches grow up to the size that measurement found worth it. What waits is shared out among
+the threads that are free, and a request of many queries is worked on in slices, between which others have
+their turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+Options = TypeVar("Options")
 Answer = TypeVar("Answer")
 
 
@@ -33,24 +35,54 @@ class ClosedError(Exception):
     """The service is stopping."""
 
 
-@dataclass(eq=False)
-class _Job(Generic[Answer]):
-    queries: list[str]
-    terms: tuple[int, float | None]
-    answer: asyncio.Future[list[Answer]]
-    since: float = field(default_factory=time.perf_counter)
+class Job(Generic[Options, Answer]):
+    """The queries of one request.
+
+    Attributes:
+        queries: the queries.
+        options: what is asked of all of them.
+        answer: resolves to one answer a query.
+        deadline: when it is given up, on `time.perf_counter`'s clock.
+        since: when it came.
+    """
+
+    __slots__ = (
+        "_answers",
+        "_left",
+        "_size",
+        "_taken",
+        "answer",
+        "deadline",
+        "done",
+        "options",
+        "queries",
+        "since",
+    )
+
+    def __init__(
+        self, queries: list[str], options: Options, answer: asyncio.Future[list[Answer]], deadline: float
+    ):
+        self.queries, self.options, self.answer, self.deadline = queries, options, answer, deadline
+        self.since = time.perf_counter()
+        # Set by the event loop's thread when no one waits any more; read by all.
+        self.done = False
+        self._taken, self._left = 0, len(queries)
+        self._answers: list[Answer | None] = [None] * len(queries)
+        self._size = 0
 
 
-class Batcher(Generic[Answer]):
+class Batcher(Generic[Options, Answer]):
     """Bounded queue, micro-batches, threads.
 
+    `submit` and `close` belong to the event loop's thread.
+
     Args:
-        run: `run(queries, k, min_score)` gives one answer a query; called in the pool's threads.
+        run: `run(queries, options of each)` gives one answer a query; called in the pool's threads.
         threads: batches worked on at once.
-        max_batch: most queries in one call of `run`, unless one request alone has more.
+        batch: queries that a batch has at most, asked anew for each.
         queue: most queries waiting.
-        deadline: seconds after which a request is given up, waiting or not.
-        on_batch: told the number of queries of each batch, and the seconds that each of its requests waited.
+        queue_bytes: most characters of queries waiting.
+        on_batch: told the number of queries of each batch, and the seconds that each of its slices waited.
 
     Attributes:
         depth: queries waiting.
@@ -59,114 +91,174 @@ class Batcher(Generic[Answer]):
 
     def __init__(
         self,
-        run: Callable[[list[str], int, float | None], list[Answer]],
+        run: Callable[[list[str], list[Options]], Sequence[Answer]],
         *,
         threads: int,
-        max_batch: int,
+        batch: Callable[[], int],
         queue: int,
-        deadline: float,
+        queue_bytes: int,
         on_batch: Callable[[int, list[float]], None] = lambda _size, _waits: None,
     ):
-        self._run = run
-        self._threads, self._max_batch, self._queue = threads, max_batch, queue
-        self._deadline = deadline
-        self._on_batch = on_batch
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="match")
-        self._waiting: OrderedDict[_Job[Answer], None] = OrderedDict()
-        self._running: set[asyncio.Future[None]] = set()
-        self.closed = False
-        self._scheduled = False
-        self.depth = 0
+        self._run, self._batch, self._on_batch = run, batch, on_batch
+        self._queue, self._queue_bytes, self._threads = queue, queue_bytes, threads
+        self._lock = threading.Lock()
+        self._some = threading.Condition(self._lock)
+        self._waiting: deque[Job[Options, Answer]] = deque()
+        self._idle = self._working = 0
+        self.depth = self._bytes = 0
+        self.closed = self._stopped = False
+        # Seconds of a thread that a query took of late.
+        self._query_seconds = 1e-3
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pool = [
+            threading.Thread(target=self._serve, name=f"match-{i}", daemon=True) for i in range(threads)
+        ]
+        for thread in self._pool:
+            thread.start()
 
-    async def submit(self, queries: list[str], k: int, min_score: float | None) -> list[Answer]:
-        """One answer a query. Cancelling it takes the request out of the queue.
+    def submit(self, queries: list[str], options: Options, timeout: float) -> Job[Options, Answer]:
+        """Queue a request; its `answer` raises DeadlineError when `timeout` seconds passed.
 
         Raises:
             QueueFullError: at once, where the queue has no room for these queries.
-            DeadlineError: the deadline passed.
             ClosedError: `close` was called.
         """
         if self.closed:
             raise ClosedError
-        if self.depth + len(queries) > self._queue:
-            raise QueueFullError(max(1, round(self._deadline)))
         loop = asyncio.get_running_loop()
-        job = _Job(queries, (k, min_score), loop.create_future())
-        self._waiting[job] = None
-        self.depth += len(queries)
-        if not self._scheduled:
-            # In the next turn of the loop, so that requests read in this turn join one batch.
-            self._scheduled = True
-            loop.call_soon(self._start_batches)
-        try:
-            async with asyncio.timeout(self._deadline):
-                return await job.answer
-        except TimeoutError as late:
-            raise DeadlineError from late
-        finally:
-            self._leave(job)
+        self._loop = loop
+        size = sum(map(len, queries))
+        with self._lock:
+            if self.depth + len(queries) > self._queue or self._bytes + size > self._queue_bytes:
+                raise QueueFullError(self.retry_after())
+            job: Job[Options, Answer] = Job(
+                queries, options, loop.create_future(), time.perf_counter() + timeout
+            )
+            job._size = size
+            self._waiting.append(job)
+            self.depth += len(queries)
+            self._bytes += size
+            if self._idle:
+                self._some.notify()
+        timer = loop.call_later(timeout, self._late, job)
+        job.answer.add_done_callback(lambda _: self._over(job, timer))
+        return job
 
-    def _leave(self, job: _Job[Answer]) -> None:
-        if job in self._waiting:
-            del self._waiting[job]
-            self.depth -= len(job.queries)
+    def retry_after(self) -> int:
+        """Whole seconds until what waits now is likely to be done, at least 1."""
+        return max(1, round(self.depth * self._query_seconds / self._threads))
 
-    def _start_batches(self) -> None:
-        self._scheduled = False
-        while self._waiting and len(self._running) < self._threads:
-            batch = self._next_batch()
-            future = asyncio.get_running_loop().run_in_executor(self._pool, self._work, batch)
-            done = asyncio.ensure_future(self._finish(batch, future))
-            self._running.add(done)
-            done.add_done_callback(self._after)
+    def leave(self, job: Job[Options, Answer]) -> None:
+        """No one waits for the job any more."""
+        job.answer.cancel()
 
-    def _after(self, done: asyncio.Future[None]) -> None:
-        self._running.discard(done)
-        self._start_batches()
+    def _late(self, job: Job[Options, Answer]) -> None:
+        if not job.answer.done():
+            job.answer.set_exception(DeadlineError())
 
-    def _next_batch(self) -> list[_Job[Answer]]:
-        """The request that has waited longest and those behind it that ask for the same k and min_score."""
-        batch: list[_Job[Answer]] = []
-        size = 0
-        for job in self._waiting:
-            if batch and (size + len(job.queries) > self._max_batch):
-                break
-            if not batch or job.terms == batch[0].terms:
-                batch.append(job)
-                size += len(job.queries)
-        for job in batch:
-            self._leave(job)
+    def _over(self, job: Job[Options, Answer], timer: asyncio.TimerHandle) -> None:
+        timer.cancel()
+        job.done = True
+        if job._taken < len(job.queries):
+            with self._lock:
+                # It stays in line, empty, until a thread comes by.
+                if job._taken < len(job.queries):
+                    self._drop(job)
+
+    def _drop(self, job: Job[Options, Answer]) -> None:
+        self.depth -= len(job.queries) - job._taken
+        self._bytes -= job._size
+        job._taken = len(job.queries)
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                slices = self._take()
+                while not slices:
+                    if self._stopped:
+                        return
+                    self._idle += 1
+                    self._some.wait()
+                    self._idle -= 1
+                    slices = self._take()
+                self._working += 1
+            self._work(slices)
+            with self._lock:
+                self._working -= 1
+
+    def _take(self) -> list[tuple[Job[Options, Answer], int, int]]:
+        """The next batch, as slices of jobs: this thread's share of what waited longest. Holds the lock."""
+        share = -(-self.depth // (1 + self._idle))
+        room = min(self._batch(), share)
+        slices: list[tuple[Job[Options, Answer], int, int]] = []
         now = time.perf_counter()
-        self._on_batch(size, [now - job.since for job in batch])
-        return batch
+        unfinished = []
+        while self._waiting and room > 0:
+            job = self._waiting.popleft()
+            start = job._taken
+            if start == len(job.queries):
+                continue
+            if job.deadline <= now:
+                self._drop(job)
+                continue
+            end = min(len(job.queries), start + room)
+            job._taken = end
+            room -= end - start
+            self.depth -= end - start
+            slices.append((job, start, end))
+            if end < len(job.queries):
+                unfinished.append(job)
+            else:
+                self._bytes -= job._size
+        self._waiting.extend(unfinished)
+        if self._waiting and self._idle:
+            self._some.notify()
+        return slices
 
-    def _work(self, batch: list[_Job[Answer]]) -> list[Answer]:
-        queries = [query for job in batch for query in job.queries]
-        answers: list[Answer] = []
-        for start in range(0, len(queries), self._max_batch):
-            if start and all(job.answer.done() for job in batch):
-                break  # No one waits for the rest any more.
-            answers += self._run(queries[start : start + self._max_batch], *batch[0].terms)
-        return answers
-
-    async def _finish(self, batch: list[_Job[Answer]], work: asyncio.Future[list[Answer]]) -> None:
+    def _work(self, slices: list[tuple[Job[Options, Answer], int, int]]) -> None:
+        queries: list[str] = []
+        options: list[Options] = []
+        started = time.perf_counter()
+        for job, start, end in slices:
+            queries += job.queries[start:end]
+            options += [job.options] * (end - start)
+        self._on_batch(len(queries), [started - job.since for job, start, _ in slices if not start])
+        answers: Sequence[Answer] | BaseException
         try:
-            answers = await work
+            answers = self._run(queries, options)
         except Exception as failure:
-            for job in batch:
-                if not job.answer.done():
-                    job.answer.set_exception(failure)
-            return
-        start = 0
-        for job in batch:
-            end = start + len(job.queries)
+            answers = failure
+        seconds = (time.perf_counter() - started) / len(queries)
+        self._query_seconds += 0.1 * (seconds - self._query_seconds)
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._deliver, slices, answers)
+
+    def _deliver(
+        self, slices: list[tuple[Job[Options, Answer], int, int]], answers: Sequence[Answer] | BaseException
+    ) -> None:
+        at = 0
+        for job, start, end in slices:
+            size = end - start
             if not job.answer.done():
-                job.answer.set_result(answers[start:end])
-            start = end
+                if isinstance(answers, BaseException):
+                    job.answer.set_exception(answers)
+                else:
+                    job._answers[start:end] = answers[at : at + size]
+                    job._left -= size
+                    if not job._left:
+                        job.answer.set_result(job._answers)  # type: ignore[arg-type]
+            at += size
 
     async def close(self) -> None:
         """Take no more requests, wait for what is in flight, stop the threads."""
         self.closed = True
-        while self._waiting or self._running:
-            await asyncio.sleep(0.01)
-        self._pool.shutdown()
+        while True:
+            with self._lock:
+                if not (self.depth or self._working):
+                    self._stopped = True
+                    self._some.notify_all()
+                    break
+            await asyncio.sleep(0.005)
+        for thread in self._pool:
+            thread.join()

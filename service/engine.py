@@ -1,14 +1,18 @@
 """A loaded bundle that matches queries to phrases: tokenise, encode, search, re-score. It starts no threads.
 
-What the HTTP service and offline scoring both run. `Engine.match` may be called from several threads at
-once: tokenizer, ONNX Runtime and hnswlib release the GIL and share no state between calls.
+What the HTTP service and offline scoring both run. Everything may be called from several threads at once:
+tokenizer, ONNX Runtime and the searches release the GIL and share no state between calls.
+
+Rows number the phrases: those of the bundle from 0 to L - 1, live ones from L on.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +20,25 @@ from pydantic import BaseModel, Field
 
 from bidmatch.base import text
 from bidmatch.base.errors import ConfigError
-from export.bundle.encoder import QueryEncoder, QueryVectors
+from export.bundle.encoder import QueryEncoder, QueryVectors, pad
 from export.bundle.format import depth_of
 from export.bundle.index import PhraseIndex
 from export.bundle.read import Bundle, open_bundle
 from export.bundle.relevance import Relevance
 from export.bundle.rescore import Rescorer
 from export.bundle.weights import narrow_weights
-from service.pairs import Pairs, found_pairs, join
-from service.phrase_keys import PhraseKeys
+from service.cost import EncodeCost
+from service.live.columns import with_rules
+from service.live.phrases import BundlePhrases, LivePhrases, VectorShape
+from service.live.store import PhraseRow
+from service.matches import Encoded, Matches, Timings, no_matches
+from service.options import MatchOptions
+from service.phrase_keys import PhraseIds, PhraseKeys
+from service.phrase_table import PhraseTable, one_chunk
+from service.rules.bought import PhraseRuns
+from service.rules.negatives import NEGATIVE_KEYWORDS, Negatives
+from service.scope import Scopes
+from service.search import Search
 
 
 class EngineSettings(BaseModel):
@@ -37,12 +51,17 @@ class EngineSettings(BaseModel):
             some.
         candidates: phrases that are re-scored for a query, or k where that is more; None for the bundle's
             own numbers. Counts for nothing where nothing is re-scored.
+        honour_match_types: whether match types and negative keywords are honoured.
+        provider: what encodes: `cpu`, `cuda` (refused where there is none) or `auto`, which takes CUDA where
+            it works.
     """
 
     encoder_threads: int = Field(1, ge=1)
     ef: int | None = Field(None, ge=1)
     rescore: bool | None = None
     candidates: int | None = Field(None, ge=1)
+    honour_match_types: bool = True
+    provider: Literal["auto", "cpu", "cuda"] = "cpu"
 
 
 NO_CALIBRATION = (
@@ -53,60 +72,6 @@ NO_CALIBRATION = (
 _OURS = ("id", "text", "train_clicks")
 
 
-@dataclass(frozen=True)
-class Timings:
-    """Seconds that each step took for the whole call.
-
-    Attributes:
-        tokenise: normalising and tokenising.
-        encode: the encoder.
-        search: index search, exact-match lookup, merging and ordering.
-        rescore: scores from the wide vectors; 0 where there are none, and scores are part of the search.
-    """
-
-    tokenise: float = 0.0
-    encode: float = 0.0
-    search: float = 0.0
-    rescore: float = 0.0
-
-    def __add__(self, other: Timings) -> Timings:
-        return Timings(
-            self.tokenise + other.tokenise,
-            self.encode + other.encode,
-            self.search + other.search,
-            self.rescore + other.rescore,
-        )
-
-
-@dataclass(frozen=True)
-class Matches:
-    """The matches of n queries, in columns. Query i's are `offsets[i]:offsets[i + 1]`, best first.
-
-    Attributes:
-        offsets: int64 (n + 1).
-        rows: int64 (m), rows of the bundle's phrases; no row twice for one query.
-        scores: float32 (m), `encoder + classifier`, in -2..2.
-        encoder: float32 (m), weighted cosine of Φ_D of query and phrase; 0 where the model has no such head.
-        classifier: float32 (m), weighted cosine of Φ_C of the query and the phrase's row of Ψ; likewise.
-        relevance: float32 (m), how likely the phrase was clicked in the log, in 0..1; None where there is no
-            calibration.
-        exact: bool (m), the phrase's key equals the query's key ("exact"), else found by the index ("index").
-        timings: what the steps took.
-    """
-
-    offsets: np.ndarray
-    rows: np.ndarray
-    scores: np.ndarray
-    encoder: np.ndarray
-    classifier: np.ndarray
-    relevance: np.ndarray | None
-    exact: np.ndarray
-    timings: Timings
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-
 class Engine:
     """A verified bundle with its encoder and index in memory. Make one with `Engine.load`.
 
@@ -115,24 +80,34 @@ class Engine:
         candidates: least number of phrases that are re-scored for a query; 0: nothing is.
         calibration: from scores to relevance; None where the bundle has none, or has one of re-scored answers
             and nothing is re-scored.
+        cost: what encoding costs, by which queries of a call are grouped; None until `measure` finds out.
+        live: the live phrases; None: there are none. Set by one thread while others match.
 
     Raises:
-        ConfigError: re-scoring is asked for, and the bundle has no wide vectors.
+        ConfigError: re-scoring is asked for, and the bundle has no wide vectors; or the provider is not
+            there.
     """
 
     def __init__(self, bundle: Bundle, settings: EngineSettings):
         self.bundle = bundle
-        self._settings = settings
-        self._encoder = QueryEncoder(bundle, threads=settings.encoder_threads)
-        self._index = PhraseIndex(bundle)
-        self._phrases = _one_chunk(bundle.phrases)
-        self._keys = PhraseKeys(bundle.lookups.keys, self._phrases.column("text"))
+        self.settings = settings
+        self.encoder = QueryEncoder.on(bundle, settings.provider, threads=settings.encoder_threads)
+        self.index = PhraseIndex(bundle)
+        self.table = one_chunk(bundle.phrases)
+        self.keys = PhraseKeys(bundle.lookups.keys, self.table.column("text"))
+        self.ids = PhraseIds(bundle.lookups.ids, self.table.column("id"))
+        users = self.table.select(self.user_columns.names)
+        self.scopes = Scopes(_with_rules(users), self.ids, honour_match_types=settings.honour_match_types)
+        self.runs = PhraseRuns(bundle.lookups.runs, self.table.column("text"))
+        self.negatives = Negatives(_column(users, NEGATIVE_KEYWORDS) if settings.honour_match_types else None)
         self._vectors = np.asarray(bundle.vectors)  # a plain view: indexing np.memmap itself is slow
         self._rescorer, self.candidates, self._per_match = _rescoring(bundle, settings)
         self._weights = narrow_weights(bundle.manifest.blend)
         record = bundle.manifest.calibration
         fits = bundle.wide is None or self._rescorer is not None
         self.calibration = None if record is None or not fits else Relevance(record)
+        self.cost: EncodeCost | None = None
+        self.live: LivePhrases | None = None
 
     @classmethod
     def load(cls, path: Path, settings: EngineSettings | None = None) -> Engine:
@@ -140,7 +115,8 @@ class Engine:
 
         Raises:
             DamagedError: the bundle is incomplete, altered or of an unknown version.
-            ConfigError: re-scoring is asked for, and the bundle has no wide vectors.
+            ConfigError: re-scoring is asked for, and the bundle has no wide vectors; or the provider is not
+                there.
         """
         return cls(open_bundle(path), settings or EngineSettings())
 
@@ -151,6 +127,21 @@ class Engine:
 
     def __len__(self) -> int:
         return self.bundle.phrases.num_rows
+
+    def measure(self) -> None:
+        """Find out what encoding costs here, tenths of a second for a transformer; warms everything up."""
+        self.match(["warm up"], 10)
+        sample = " ".join(["warm up the encoder"] * 3)
+
+        def run(texts: int) -> tuple[int, float]:
+            ids, mask = self.encoder.tokenise([sample] * texts)
+            started = time.perf_counter()
+            self.encoder.run(ids, mask)
+            return ids.shape[1], time.perf_counter() - started
+
+        cost = EncodeCost()
+        cost.calibrate(run)
+        self.cost = cost
 
     def least_score(self, min_score: float | None, min_relevance: float | None) -> float | None:
         """The `min_score` that leaves out what either bound leaves out.
@@ -168,17 +159,89 @@ class Engine:
     @property
     def user_columns(self) -> pa.Schema:
         """The user's columns of the phrases, such as `match_type`."""
-        return pa.schema([field for field in self._phrases.schema if field.name not in _OURS])
+        return pa.schema([field for field in self.table.schema if field.name not in _OURS])
+
+    @property
+    def phrase_columns(self) -> pa.Schema:
+        """The columns that can be filtered by and that live phrases can have."""
+        return self.scopes.columns.schema
 
     def phrases(self, rows: np.ndarray) -> pa.Table:
-        """The phrases' `id`, `text` and user columns, in the order of `rows` (int64)."""
-        return self._phrases.take(pa.array(rows))
+        """The `id`, `text` and user columns of the bundle's phrases, in the order of `rows` (int64)."""
+        return self.table.take(pa.array(rows))
+
+    def named(self) -> PhraseTable:
+        """Ids, texts and columns by row, of the bundle's phrases and of the live ones."""
+        return PhraseTable(self.table, self.live, self.user_columns.names)
 
     def depth(self, k: int) -> int:
         """Phrases that the index is searched for when k are asked for; all of them are re-scored, if any."""
         return min(depth_of(k, self.candidates, self._per_match), len(self))
 
-    def match(self, queries: list[str], k: int, min_score: float | None = None) -> Matches:
+    def new_live(self) -> LivePhrases:
+        """An empty set of live phrases that fits this bundle; put it into `live`."""
+        manifest = self.bundle.manifest
+        wide = self.bundle.wide if self._rescorer is not None else None
+        shape = VectorShape(
+            manifest.dim,
+            manifest.encoder_dim,
+            self._weights,
+            *((wide.rows.shape[1], wide.encoder_dim, wide.weights) if wide is not None else ()),
+        )
+        return LivePhrases(
+            shape,
+            self.phrase_columns,
+            BundlePhrases(len(self), self.ids.find, self._serves),
+            honour_match_types=self.settings.honour_match_types,
+        )
+
+    def _serves(self, row: int, phrase: PhraseRow) -> bool:
+        """Whether the bundle's phrase stands for a live one of its id: says the same, or was made later."""
+        if phrase.changed <= 1e3 * datetime.fromisoformat(self.bundle.manifest.created).timestamp():
+            return True
+        (_, (held,), (columns,)) = PhraseTable(self.table, None, self.user_columns.names).take(
+            np.array([row])
+        )
+        given = {name: value for name, value in phrase.columns.items() if value is not None}
+        return text.normalise(held) == phrase.text and all(columns.get(name) == given[name] for name in given)
+
+    def encode(self, queries: Sequence[str]) -> Encoded:
+        """Tokenise and encode n queries, those of like lengths together."""
+        started = time.perf_counter()
+        n = len(queries)
+        keys = [text.key(query) for query in queries]
+        asked = np.flatnonzero(np.fromiter((key != "" for key in keys), bool, n))
+        keys = [keys[i] for i in asked.tolist()]
+        tokens = self.encoder.token_ids(keys)
+        tokenised = time.perf_counter()
+        vectors = self._encode(tokens)
+        return Encoded(n, asked, keys, vectors, tokenised - started, time.perf_counter() - tokenised)
+
+    def _encode(self, tokens: Sequence[Sequence[int]]) -> QueryVectors:
+        lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        cost = self.cost
+        groups = [np.arange(len(tokens))] if cost is None or len(tokens) < 2 else cost.groups(lengths)
+        parts = []
+        for group in groups:
+            ids, mask = pad([tokens[i] for i in group.tolist()])
+            started = time.perf_counter()
+            parts.append(self.encoder.run(ids, mask))
+            if cost is not None and len(group):
+                cost.observe(len(group), ids.shape[1], time.perf_counter() - started)
+        if len(parts) == 1:
+            back = np.argsort(groups[0])
+            return parts[0].of(back) if len(back) > 1 else parts[0]
+        back = np.argsort(np.concatenate(groups))
+        return QueryVectors(
+            np.concatenate([part.narrow for part in parts])[back],
+            np.concatenate([part.wide for part in parts])[back],
+        )
+
+    def match(self, queries: Sequence[str], k: int, min_score: float | None = None) -> Matches:
+        """`find` with these options alone."""
+        return self.find(self.encode(queries), MatchOptions(k, min_score))
+
+    def find(self, queries: Encoded, options: MatchOptions) -> Matches:
         """The k best phrases for each query.
 
         The index is searched with the narrow vectors. Where the bundle re-scores, it is searched for
@@ -186,71 +249,95 @@ class Engine:
         `min_score` and what is answered go by these.
 
         Phrases equal to the normalised query come first, whatever their score and `min_score`; the rest
-        follow by score. A query that normalises to nothing has no matches.
+        follow by score. A query that normalises to nothing has no matches. What the options or the way
+        phrases were bought rule out is left out before k is counted.
 
         Args:
-            queries: n texts, as typed.
-            k: most matches for one query; more than there are phrases means all that the index finds.
-            min_score: leave out phrases found by the index whose score is less.
+            queries: n queries, encoded.
+            options: what is asked of all of them.
         """
+        k = options.k
         if k < 1:
             raise ValueError(f"k is {k}, must be at least 1")
-        n = len(queries)
         started = time.perf_counter()
-        keys = [text.key(query) for query in queries]
-        asked = np.flatnonzero(np.fromiter((key != "" for key in keys), bool, n))
+        asked = queries.asked
         if not len(asked):
-            return _nothing(n, calibrated=self.calibration is not None)
-        keys = [keys[i] for i in asked]
-        ids, mask = self._encoder.tokenise(keys)
-        tokenised = time.perf_counter()
-        vectors = self._encoder.run(ids, mask)
-        encoded = time.perf_counter()
-        found = self._index.search(vectors.narrow, self.depth(k), ef=self._settings.ef).rows
-        same_positions, same_rows = self._keys.find(keys)
-        searched = time.perf_counter()
-        encoder, classifier = self._scores(vectors, found)
-        same = self._same(vectors, same_positions, same_rows)
-        scored = time.perf_counter()
-        pairs = join(same, found_pairs(found, encoder, classifier, k, min_score)).best(k)
-        offsets = np.zeros(n + 1, np.int64)
+            return no_matches(queries.count, calibrated=self.calibration is not None)
+        search = Search(self, queries, options)
+        pairs = search.best()
+        offsets = np.zeros(queries.count + 1, np.int64)
         offsets[asked + 1] = np.bincount(pairs.positions, minlength=len(asked))
         np.cumsum(offsets, out=offsets)
-        rescore = scored - searched if self._rescorer else 0.0
-        search = time.perf_counter() - encoded - rescore
-        timings = Timings(tokenised - started, encoded - tokenised, search, rescore)
         scores = pairs.encoder + pairs.classifier
+        relevance = None if self.calibration is None else self.calibration.of(scores)
+        whole = time.perf_counter() - started
+        timings = Timings(
+            queries.tokenise, queries.encode, whole - search.rescore_seconds, search.rescore_seconds
+        )
         return Matches(
-            offsets,
-            pairs.rows,
-            scores,
-            pairs.encoder,
-            pairs.classifier,
-            None if self.calibration is None else self.calibration.of(scores),
-            pairs.exact,
-            timings,
+            offsets, pairs.rows, scores, pairs.encoder, pairs.classifier, relevance, pairs.exact, timings
         )
 
-    def _same(self, vectors: QueryVectors, positions: np.ndarray, rows: np.ndarray) -> Pairs:
-        """The exact matches with their scores: rows of phrases, int64 (m), of the queries in `positions`."""
-        none = np.empty(0, np.float32)
-        if not len(rows):
-            return Pairs(positions, rows, none, none, np.empty(0, bool))
-        encoder, classifier = self._scores(vectors.of(positions), rows[:, None])
-        return Pairs(positions, rows, encoder[:, 0], classifier[:, 0], np.ones(len(rows), bool))
+    def find_each(
+        self, queries: Sequence[str], options: Sequence[MatchOptions]
+    ) -> Iterator[tuple[np.ndarray, MatchOptions, Encoded, Matches]]:
+        """`find` for n queries with options of their own, encoded together.
 
-    def _scores(self, vectors: QueryVectors, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Both parts of the score of n queries and their phrases, rows int64 (n, c): float32 (n, c) each."""
+        Yields:
+            Places in `queries` (int64), their options, the queries, their matches.
+        """
+        encoded = self.encode(queries)
+        groups: dict[MatchOptions, list[int]] = {}
+        for at, one in enumerate(options):
+            groups.setdefault(one, []).append(at)
+        if len(groups) == 1:
+            yield np.arange(len(queries)), options[0], encoded, self.find(encoded, options[0])
+            return
+        for one, places in groups.items():
+            part = encoded.of(np.array(places, np.int64))
+            yield np.array(places, np.int64), one, part, self.find(part, one)
+
+    def scores_of(
+        self, vectors: QueryVectors, rows: np.ndarray, live: LivePhrases | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Both parts of the scores of n queries and their phrases, rows int64 (n, c), -1 for none: (n, c)."""
+        count = len(self)
+        if live is None or not len(rows) or not (rows >= count).any():
+            return self._bundle_scores(vectors, rows)
+        ours, theirs = np.where(rows < count, rows, -1), np.where(rows < count, -1, rows - count)
+        encoder, classifier = self._bundle_scores(vectors, ours)
+        live_encoder, live_classifier = live.score(vectors, theirs)
+        return encoder + live_encoder, classifier + live_classifier
+
+    def _bundle_scores(self, vectors: QueryVectors, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if self._rescorer is not None:
             return self._rescorer.score(vectors.wide, rows)
         split = self.bundle.manifest.encoder_dim
-        products = vectors.narrow[:, None] * self._vectors[rows]
+        products = vectors.narrow[:, None] * self._vectors[np.maximum(rows, 0)]
+        products[rows < 0] = 0
         # Rounding puts the cosine of equal vectors a little above 1.
         w_d, w_c = self._weights
         return (
             np.clip(products[..., :split].sum(-1), -w_d, w_d),
             np.clip(products[..., split:].sum(-1), -w_c, w_c),
         )
+
+    @property
+    def rescores(self) -> bool:
+        """Whether what the index finds is scored again with wide vectors."""
+        return self._rescorer is not None
+
+
+def _column(table: pa.Table, name: str) -> pa.ChunkedArray | None:
+    return table[name] if name in table.column_names else None
+
+
+def _with_rules(users: pa.Table) -> pa.Table:
+    """The user's columns, and empty ones of how phrases were bought, which live phrases may have."""
+    for field in with_rules(users.schema):
+        if field.name not in users.column_names:
+            users = users.append_column(field, pa.nulls(users.num_rows, field.type))
+    return users
 
 
 def _rescoring(bundle: Bundle, settings: EngineSettings) -> tuple[Rescorer | None, int, int]:
@@ -268,27 +355,3 @@ def _rescoring(bundle: Bundle, settings: EngineSettings) -> tuple[Rescorer | Non
     if settings.candidates is not None:
         return Rescorer(bundle.wide), settings.candidates, 1
     return Rescorer(bundle.wide), record.candidates, record.per_match
-
-
-def _one_chunk(table: pa.Table) -> pa.Table:
-    """The table in memory, one chunk a column: taking a few rows of a chunked column costs milliseconds."""
-    # 64-bit offsets, for beyond 2 GiB a string column could not be one chunk.
-    fields = [
-        field.with_type(pa.large_string()) if pa.types.is_string(field.type) else field
-        for field in table.schema
-    ]
-    return table.cast(pa.schema(fields)).combine_chunks()
-
-
-def _nothing(n: int, *, calibrated: bool) -> Matches:
-    empty = np.empty(0, np.float32)
-    return Matches(
-        np.zeros(n + 1, np.int64),
-        np.empty(0, np.int64),
-        empty,
-        empty,
-        empty,
-        empty if calibrated else None,
-        np.empty(0, bool),
-        Timings(),
-    )

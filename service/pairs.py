@@ -49,20 +49,20 @@ def found_pairs(
     """Each query's k best of what the index found, more where scores tie.
 
     Args:
-        rows: int64 (n, c), phrases; none twice for one query.
+        rows: int64 (n, c), phrases; none twice for one query; -1 for none.
         encoder: float32 (n, c), one part of their scores.
         classifier: float32 (n, c), the other part.
         k: see above.
         min_score: leave out those with a lesser score.
     """
-    scores = encoder + classifier
+    scores = np.where(rows < 0, -np.inf, encoder + classifier)
     c = rows.shape[1]
+    keep = rows >= 0
     if c > k:
         # Sorting ten in a hundred is what costs, so the others are left out before.
-        keep = scores >= np.partition(scores, c - k, axis=1)[:, c - k, None]
-        keep &= min_score is None or scores >= min_score
-    else:
-        keep = np.ones(rows.shape, bool) if min_score is None else scores >= min_score
+        keep &= scores >= np.partition(scores, c - k, axis=1)[:, c - k, None]
+    if min_score is not None:
+        keep &= scores >= min_score
     positions, columns = np.nonzero(keep)
     return Pairs(
         positions,
@@ -74,18 +74,28 @@ def found_pairs(
 
 
 def join(same: Pairs, found: Pairs) -> Pairs:
-    """Exact matches and what the index found, which leaves out those."""
+    """The pairs of both; those of `found` that are in `same` are left out."""
     if not len(same.rows):
         return found
+    if not len(found.rows):
+        return same
     apart = 1 + max(int(same.rows.max()), int(found.rows.max(initial=0)))
     taken = np.sort(same.positions * apart + same.rows)
     pairs = found.positions * apart + found.rows
     places = np.minimum(np.searchsorted(taken, pairs), len(taken) - 1)
-    found = found.take(taken[places] != pairs)
+    return both(same, found.take(taken[places] != pairs))
+
+
+def both(one: Pairs, other: Pairs) -> Pairs:
+    """The pairs of two that have none in common."""
+    if not len(other.rows):
+        return one
+    if not len(one.rows):
+        return other
     return Pairs(
-        np.concatenate([same.positions, found.positions]),
-        np.concatenate([same.rows, found.rows]),
-        np.concatenate([same.encoder, found.encoder]),
-        np.concatenate([same.classifier, found.classifier]),
-        np.concatenate([same.exact, found.exact]),
+        np.concatenate([one.positions, other.positions]),
+        np.concatenate([one.rows, other.rows]),
+        np.concatenate([one.encoder, other.encoder]),
+        np.concatenate([one.classifier, other.classifier]),
+        np.concatenate([one.exact, other.exact]),
     )

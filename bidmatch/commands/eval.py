@@ -166,7 +166,9 @@ def evaluate_bundle(
         )
     say(f"measuring {which}: {len(measured):,} queries")
 
-    engine = Engine.load(bundle, EngineSettings(ef=ef, rescore=rescore, candidates=candidates))
+    # The log's clicks judge the model; what advertisers ruled out is no mistake of the model's.
+    settings = EngineSettings(ef=ef, rescore=rescore, candidates=candidates, honour_match_types=False)
+    engine = Engine.load(bundle, settings)
     if engine.candidates:
         say(f"re-scoring {engine.depth(depth)} candidates with the bundle's wide vectors")
     phrases = engine.bundle.phrases

@@ -72,6 +72,12 @@ command is given again; its work is in .OUTPUT.work beside the output. Reading s
     "--candidates", type=click.IntRange(1), help="Phrases to re-score, if not as many as the bundle says."
 )
 @click.option(
+    "--honour-match-types/--ignore-match-types",
+    default=True,
+    show_default=True,
+    help="Whether match types and negative keywords of phrases count, as they do when serving.",
+)
+@click.option(
     "--threads", type=click.IntRange(0), default=0, help="Cores to use; 0 (the default): all of them."
 )
 @click.option("--query-column", help="Column with the queries: a name, or a position from 1.")
@@ -96,6 +102,7 @@ def command(
     ef: int | None,
     rescore: bool | None,
     candidates: int | None,
+    honour_match_types: bool,
     threads: int,
     query_column: str | None,
     encoding: str | None,
@@ -120,6 +127,7 @@ def command(
         ef=ef,
         rescore=rescore,
         candidates=candidates,
+        honour_match_types=honour_match_types,
         threads=threads or usable_cpus(),
         query_column=query_column,
         encoding=encoding,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -24,6 +24,7 @@ from export.bundle.format import (
 from export.bundle.read import Bundle
 
 CPU = ("CPUExecutionProvider",)
+CUDA = ("CUDAExecutionProvider", "CPUExecutionProvider")
 
 
 class QueryVectors(NamedTuple):
@@ -126,8 +127,11 @@ class TextEncoder:
 
         t is the longest one's length, at least 1; an empty text may be all mask 0.
         """
-        encodings = self._tokenizer.encode_batch_fast([key(text) for text in texts])
-        return pad([encoding.ids for encoding in encodings])
+        return pad(self.token_ids([key(text) for text in texts]))
+
+    def token_ids(self, keys: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts that are normalised and folded (see `bidmatch.base.text.key`) already."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(keys)]
 
     def run(self, ids: np.ndarray, mask: np.ndarray) -> QueryVectors:
         """Vectors of what `tokenise` gave."""
@@ -165,6 +169,7 @@ class QueryEncoder(TextEncoder):
         wide_dim: width of the wide vectors; 0 where the bundle does not re-score.
         precision: what is loaded.
         providers: what ONNX Runtime runs on.
+        fallback: why it is the CPU although CUDA was wanted; None where that is not so.
 
     Raises:
         DamagedError: the tokenizer or the encoder cannot be loaded or does not fit the manifest.
@@ -194,6 +199,32 @@ class QueryEncoder(TextEncoder):
             raise DamagedError(f"{bundle.path}: {name}: {problem}")
         super().__init__(session, load_tokenizer(bundle), bundle.manifest.dim, wide_dim)
         self.providers: list[str] = session.get_providers()
+        self.fallback: str | None = None
+
+    @classmethod
+    def on(cls, bundle: Bundle, provider: Literal["auto", "cpu", "cuda"], threads: int = 1) -> QueryEncoder:
+        """The encoder on a kind of device.
+
+        Args:
+            bundle: a verified bundle.
+            provider: `cpu`; `cuda`, in fp32, refused where it does not work; `auto`, which takes CUDA where
+                it works and else the CPU, and then says why in `fallback`.
+            threads: threads of one `run`.
+
+        Raises:
+            DamagedError: see the class.
+            ConfigError: CUDA is asked for and does not work.
+        """
+        if provider == "cpu":
+            return cls(bundle, threads)
+        try:
+            return cls(bundle, threads, providers=CUDA, precision="fp32")
+        except ConfigError as error:
+            if provider == "cuda":
+                raise
+            encoder = cls(bundle, threads)
+            encoder.fallback = str(error)
+            return encoder
 
 
 def load_tokenizer(bundle: Bundle) -> Tokenizer:

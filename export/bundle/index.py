@@ -62,33 +62,51 @@ def _topk_block(queries: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.nd
     return rows, scores
 
 
-@dataclass(frozen=True)
 class Admitted:
     """The rows that a search may return, where that is not all of them.
 
+    Args:
+        total: rows that there are, L.
+        rows: int32, sorted; None where they are many, and then there is a mask.
+        mask: bool (L,); None where there are rows.
+
     Attributes:
-        count: how many.
-        rows: int32, sorted; None where they are many.
-        bits: a bit a row, packed with the least significant first.
+        count: how many are admitted.
+        rows: see above.
     """
 
-    count: int
-    rows: np.ndarray | None
-    bits: np.ndarray
+    def __init__(self, total: int, rows: np.ndarray | None, mask: np.ndarray | None = None):
+        if rows is not None:
+            self.count = len(rows)
+        else:
+            assert mask is not None
+            self.count = int(np.count_nonzero(mask))
+        self.rows = rows
+        self._total, self._mask = total, mask
+        self._bits: np.ndarray | None = None
 
     @classmethod
     def of_mask(cls, mask: np.ndarray) -> Admitted:
         """The rows where a bool (L,) mask is set."""
-        count = int(np.count_nonzero(mask))
-        few = count * _LISTED_SHARE <= len(mask)
-        return cls(count, np.flatnonzero(mask).astype(np.int32) if few else None, pack(mask))
+        if np.count_nonzero(mask) * _LISTED_SHARE <= len(mask):
+            return cls(len(mask), np.flatnonzero(mask).astype(np.int32))
+        return cls(len(mask), None, mask)
 
     @classmethod
     def of_rows(cls, rows: np.ndarray, total: int) -> Admitted:
         """Sorted int32 rows of `total`."""
-        mask = np.zeros(total, bool)
-        mask[rows] = True
-        return cls(len(rows), rows, pack(mask))
+        return cls(total, rows)
+
+    @property
+    def bits(self) -> np.ndarray:
+        """A bit a row, the least significant first; made when it is first asked for."""
+        if self._bits is None:
+            mask = self._mask
+            if mask is None:
+                mask = np.zeros(self._total, bool)
+                mask[self.rows] = True
+            self._bits = pack(mask)
+        return self._bits
 
 
 def pack(mask: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from bidmatch.base import text
 
 MATCH_TYPE = "match_type"
 BROAD, PHRASE, EXACT = 0, 1, 2
+_MATCH_TYPES = {"phrase": PHRASE, "exact": EXACT}
 
 _CHUNK = 65_536
 _WORDS = re.compile(r"\w+")
@@ -33,6 +34,11 @@ def hash_texts(texts: Iterable[str]) -> np.ndarray:
     return np.frombuffer(digests, dtype="<i8").astype(np.int64)
 
 
+def match_type_code(name: object) -> int:
+    """`BROAD`, `PHRASE` or `EXACT`; whatever is not named `phrase` or `exact` is broad."""
+    return _MATCH_TYPES.get(text.key(name), BROAD) if isinstance(name, str) else BROAD
+
+
 def match_type_codes(phrases: pa.Table) -> np.ndarray:
     """How each phrase was bought, uint8 (L,): `BROAD`, `PHRASE` or `EXACT`.
 
@@ -46,10 +52,7 @@ def match_type_codes(phrases: pa.Table) -> np.ndarray:
     encoded = (
         column.dictionary_encode() if isinstance(column, pa.Array) else column.chunk(0).dictionary_encode()
     )
-    names = {"phrase": PHRASE, "exact": EXACT}
-    codes = np.array(
-        [names.get(text.key(name), BROAD) for name in encoded.dictionary.to_pylist()] + [BROAD], np.uint8
-    )
+    codes = np.array([match_type_code(name) for name in encoded.dictionary.to_pylist()] + [BROAD], np.uint8)
     return codes[np.asarray(encoded.indices.fill_null(len(encoded.dictionary)))]
 
 

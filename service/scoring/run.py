@@ -60,6 +60,7 @@ class ScoreOptions(BaseModel):
     ef: int | None = Field(None, ge=1)
     rescore: bool | None = None
     candidates: int | None = Field(None, ge=1)
+    honour_match_types: bool = True
     threads: int = Field(1, ge=1)
     query_column: str | None = None
     encoding: str | None = None
@@ -108,6 +109,7 @@ def score_log(options: ScoreOptions) -> Summary:
         ef=options.ef,
         rescore=options.rescore,
         candidates=options.candidates,
+        honour_match_types=options.honour_match_types,
         output_kind=kind,
     )
     try:
@@ -126,7 +128,12 @@ def score_log(options: ScoreOptions) -> Summary:
 
 
 def _run(options: ScoreOptions, plan: Plan, sources: _Sources, work: Work, started: float) -> Summary:
-    settings = EngineSettings(ef=options.ef, rescore=options.rescore, candidates=options.candidates)
+    settings = EngineSettings(
+        ef=options.ef,
+        rescore=options.rescore,
+        candidates=options.candidates,
+        honour_match_types=options.honour_match_types,
+    )
     engine = Engine.load(options.bundle, settings)
     if engine.bundle.manifest.files[INDEX].sha256 != plan.index_sha256 or engine.bundle_id != plan.bundle_id:
         raise ConfigError(f"{options.bundle} was replaced just now", hint="Run the command again.")

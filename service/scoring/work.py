@@ -63,6 +63,7 @@ class Plan(BaseModel):
     ef: int | None
     rescore: bool | None
     candidates: int | None
+    honour_match_types: bool
     output_kind: str
 
 

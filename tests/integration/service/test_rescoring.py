@@ -20,19 +20,19 @@ QUERIES = ["buy red garden hose", "cheap fan", "花园 软管", "outdoor wireles
 
 @pytest.fixture(scope="module")
 def engine(small_wide_bundle: Path) -> Engine:
-    return Engine.load(small_wide_bundle)
+    return Engine.load(small_wide_bundle, EngineSettings(honour_match_types=False))
 
 
 @pytest.fixture(scope="module")
 def narrow(small_wide_bundle: Path) -> Engine:
-    return Engine.load(small_wide_bundle, EngineSettings(rescore=False))
+    return Engine.load(small_wide_bundle, EngineSettings(rescore=False, honour_match_types=False))
 
 
 def wide_parts(engine: Engine, query: str) -> tuple[np.ndarray, np.ndarray]:
     """Both cosines of the query and every phrase, from the 8-bit vectors, by hand."""
     wide = engine.bundle.wide
     assert wide is not None
-    vector = engine._encoder.encode([query]).wide[0]
+    vector = engine.encoder.encode([query]).wide[0]
     split = wide.encoder_dim
     parts = []
     for part, columns in enumerate((slice(0, split), slice(split, None))):
@@ -43,7 +43,7 @@ def wide_parts(engine: Engine, query: str) -> tuple[np.ndarray, np.ndarray]:
 
 def by_brute_force(engine: Engine, query: str, k: int, candidates: int) -> list[int]:
     """Rows of the best k by the wide score, of the candidates that exact search by narrow vectors gives."""
-    vector = engine._encoder.encode([query]).narrow[0]
+    vector = engine.encoder.encode([query]).narrow[0]
     nearest = np.argsort(-(np.asarray(engine.bundle.vectors) @ vector), kind="stable")[: max(k, candidates)]
     scores = sum(wide_parts(engine, query))
     return sorted(nearest.tolist(), key=lambda row: (-scores[row], row))[:k]
@@ -114,11 +114,11 @@ def test_switched_off_it_answers_as_a_bundle_without_wide_vectors(narrow: Engine
 
 
 def test_the_number_of_candidates_can_be_another(small_wide_bundle: Path) -> None:
-    engine = Engine.load(small_wide_bundle, EngineSettings(candidates=3))
+    engine = Engine.load(small_wide_bundle, EngineSettings(candidates=3, honour_match_types=False))
     assert engine.candidates == 3
     for query in QUERIES:
         assert engine.match([query], 2).rows.tolist() == by_brute_force(engine, query, 2, 3)
-    more = Engine.load(small_wide_bundle, EngineSettings(candidates=1000))
+    more = Engine.load(small_wide_bundle, EngineSettings(candidates=1000, honour_match_types=False))
     assert more.match(["fan"], 5).rows.tolist() == by_brute_force(more, "fan", 5, 54)
 
 
@@ -131,11 +131,14 @@ def test_a_request_for_many_re_scores_as_many_more_as_the_bundle_says(
     record = bundle.manifest.rescore
     assert record is not None
     manifest = bundle.manifest.model_copy(update={"rescore": record.model_copy(update={"per_match": 4})})
-    engine = Engine(dataclasses.replace(bundle, manifest=manifest), EngineSettings())
+    engine = Engine(dataclasses.replace(bundle, manifest=manifest), EngineSettings(honour_match_types=False))
     assert [engine.depth(k) for k in (1, 5, 6, 10, 54)] == [20, 20, 24, 40, 54]
     for query in QUERIES:
         assert engine.match([query], 10).rows.tolist() == by_brute_force(engine, query, 10, 40)
-    overridden = Engine(dataclasses.replace(bundle, manifest=manifest), EngineSettings(candidates=15))
+    overridden = Engine(
+        dataclasses.replace(bundle, manifest=manifest),
+        EngineSettings(candidates=15, honour_match_types=False),
+    )
     assert [overridden.depth(k) for k in (1, 10, 20)] == [15, 15, 20]
 
 
@@ -190,7 +193,10 @@ def test_the_part_of_a_head_that_is_switched_off_is_0(small_wide_source, tmp_pat
     tables = [rng.standard_normal((54, c)).astype(np.float32) for _, c in widths]
     source = dataclasses.replace(small_wide_source, model=model, table=tables[0], wide_table=tables[1])
     build_bundle(source, tmp_path / "b", ExportOptions(threads=1, candidates=20))
-    for settings in (EngineSettings(), EngineSettings(rescore=False)):
+    for settings in (
+        EngineSettings(honour_match_types=False),
+        EngineSettings(rescore=False, honour_match_types=False),
+    ):
         engine = Engine.load(tmp_path / "b", settings)
         found = engine.match(["cheap fan", "red garden hose"], 10)
         off, on = (found.classifier, found.encoder) if head == 0 else (found.encoder, found.classifier)

@@ -1,0 +1,329 @@
+"""The live phrases of one worker, in memory, beside a bundle's: found from when they are applied.
+
+One thread applies changes and links rows into the graph; any number of threads search meanwhile. Rows are
+only ever appended: a changed phrase gets a new row and its old one is switched off. A search looks at the
+rows that were there when it began (`limit`), so it sees a phrase before a change or after it, never twice or
+not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bidmatch.base import text
+from export.bundle import _native
+from export.bundle.encoder import QueryVectors
+from export.bundle.index import Denied, Found, pack
+from export.bundle.lookup import BROAD, MATCH_TYPE, PHRASE, match_type_code
+from export.bundle.rescore import to_8_bits
+from service.live.columns import to_table
+from service.live.store import PhraseRow
+from service.rules.bought import GrowingRuns
+from service.rules.columns import GrowingColumns
+from service.rules.negatives import NEGATIVE_KEYWORDS, GrowingNegatives
+
+_M, _EF_CONSTRUCTION, _SEED = 16, 100, 100
+_LEAST_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class VectorShape:
+    """The vectors of a bundle's phrases: widths, where the Φ_D part ends, and how much each part counts.
+
+    Attributes:
+        dim: width of the vectors that are searched.
+        split: width of their Φ_D part.
+        weights: (w_D, w_C).
+        wide_dim: width of the vectors that re-score; 0 where nothing does.
+        wide_split: width of their Φ_D part.
+        wide_weights: (w_D, w_C) of these.
+    """
+
+    dim: int
+    split: int
+    weights: tuple[float, float]
+    wide_dim: int = 0
+    wide_split: int = 0
+    wide_weights: tuple[float, float] = (1.0, 1.0)
+
+    def weighted(self, vectors: np.ndarray) -> np.ndarray:
+        """[w_D Φ_D(z) ⊕ w_C N(Φ_C(z))] from the encoder's [Φ_D(z) ⊕ N(Φ_C(z))], float32 (n, dim)."""
+        return _weighted(vectors, self.split, self.weights)
+
+    def weighted_wide(self, vectors: np.ndarray) -> np.ndarray:
+        """The same of the wide vectors."""
+        return _weighted(vectors, self.wide_split, self.wide_weights)
+
+
+def _weighted(vectors: np.ndarray, split: int, weights: tuple[float, float]) -> np.ndarray:
+    factors = np.repeat(np.asarray(weights, np.float32), [split, vectors.shape[1] - split])
+    return np.ascontiguousarray(vectors * factors, np.float32)
+
+
+@dataclass(frozen=True)
+class BundlePhrases:
+    """What live phrases must know of the bundle's.
+
+    Attributes:
+        count: how many there are, L.
+        rows: the row of each id that the bundle holds.
+        serves: whether the bundle's row says what a live phrase of the same id says, so that it is used.
+    """
+
+    count: int
+    rows: Any
+    serves: Any
+
+
+class LivePhrases:
+    """See the module.
+
+    Args:
+        shape: of the vectors.
+        schema: the columns that phrases have, such as `match_type`.
+        bundle: the phrases that these are added to.
+        honour_match_types: whether match types are honoured: phrases that are not broad are then found by their
+            words alone.
+
+    Attributes:
+        limit: number of rows that searches may look at.
+        version: rises with each change.
+        active: phrases that can be matched.
+        bundle_off: bits of the bundle's rows that are paused, removed or replaced by live ones; None: no row.
+        replaced: of the bundle's rows, those that a live row stands for, and that row.
+    """
+
+    def __init__(
+        self, shape: VectorShape, schema: pa.Schema, bundle: BundlePhrases, *, honour_match_types: bool
+    ):
+        self._shape, self._schema, self._bundle = shape, schema, bundle
+        self._honour_match_types = honour_match_types
+        self._graph = _native.LiveGraph(
+            shape.dim,
+            M=_M,
+            ef_construction=_EF_CONSTRUCTION,
+            seed=_SEED,
+            split=shape.split,
+            encoder_weight=shape.weights[0],
+            classifier_weight=shape.weights[1],
+        )
+        self.ids: list[str] = []
+        self.texts: list[str] = []
+        self.columns_of: list[Mapping[str, Any]] = []
+        self._row_of: dict[str, int] = {}
+        self._by_key: dict[str, list[int]] = {}
+        self.columns = GrowingColumns(schema)
+        self.negatives = GrowingNegatives()
+        self._runs = GrowingRuns()
+        self._off = np.zeros(_LEAST_ROWS // 8, np.uint8)
+        self._wide = np.zeros((_LEAST_ROWS, shape.wide_dim), np.int8)
+        self._scales = np.zeros((_LEAST_ROWS, 2), np.float32)
+        self.bundle_off: np.ndarray | None = None
+        self.replaced: dict[int, int] = {}
+        self.limit = 0
+        self.active = 0
+        self.version = 0
+
+    @property
+    def unlinked(self) -> int:
+        """Rows that searches compare one by one, as the graph does not hold them yet."""
+        return len(self._graph) - self._graph.linked
+
+    @property
+    def wasted(self) -> int:
+        """Rows that no search returns any more."""
+        return self.limit - self.active
+
+    def link(self, most: int) -> int:
+        """Put up to so many rows into the graph; returns how many."""
+        return self._graph.link(most)
+
+    def apply(self, changes: Sequence[PhraseRow], vectors: QueryVectors) -> None:
+        """Take over the latest state of some phrases, in the order of their changes.
+
+        Args:
+            changes: n phrases, none twice.
+            vectors: the encoder's, of those texts that `wants_vector` (n', in their order).
+        """
+        held = self._bundle.rows([change.id for change in changes])
+        placed = [change for change in changes if self._is_placed(change, held.get(change.id))]
+        old_rows = {change.id: self._row_of.get(change.id) for change in changes}
+        first = self._append(placed, vectors)
+        for at, change in enumerate(placed):
+            self._row_of[change.id] = first + at
+            bundle_row = held.get(change.id)
+            if bundle_row is not None:
+                self.replaced[bundle_row] = first + at
+        self.limit = first + len(placed)
+        new = {change.id for change in placed}
+        for change in changes:
+            old = old_rows[change.id]
+            if old is not None:
+                self._switch_off(old)
+            self.active += (change.id in new) - (old is not None)
+            if change.id not in new:
+                self._row_of.pop(change.id, None)
+            bundle_row = held.get(change.id)
+            if bundle_row is not None:
+                on = change.state == "active" and change.id not in new
+                if change.id not in new:
+                    self.replaced.pop(bundle_row, None)
+                self._switch_bundle(bundle_row, on=on)
+        self.version += 1
+
+    def wants_vector(self, change: PhraseRow) -> bool:
+        """Whether `apply` needs the vector of this phrase."""
+        return self._is_placed(change, self._bundle.rows([change.id]).get(change.id))
+
+    def _is_placed(self, change: PhraseRow, bundle_row: int | None) -> bool:
+        if change.state != "active" or change.source != "live":
+            return False
+        return bundle_row is None or not self._bundle.serves(bundle_row, change)
+
+    def _append(self, phrases: list[PhraseRow], vectors: QueryVectors) -> int:
+        first = len(self.ids)
+        if not phrases:
+            return first
+        end = first + len(phrases)
+        texts = [str(phrase.text) for phrase in phrases]
+        types = [match_type_code(phrase.columns.get(MATCH_TYPE)) for phrase in phrases]
+        self._grow(end)
+        if self._shape.wide_dim:
+            wide = self._shape.weighted_wide(vectors.wide)
+            self._wide[first:end], self._scales[first:end] = to_8_bits(wide, self._shape.wide_split)
+        self.ids += [phrase.id for phrase in phrases]
+        self.texts += texts
+        self.columns_of += [phrase.columns for phrase in phrases]
+        self.columns.extend(to_table([phrase.columns for phrase in phrases], self._schema))
+        self.negatives.extend([phrase.columns.get(NEGATIVE_KEYWORDS) for phrase in phrases])
+        runs = [at for at, kind in enumerate(types) if kind == PHRASE]
+        self._runs.extend([texts[at] for at in runs], [first + at for at in runs])
+        for at, phrase in enumerate(texts):
+            self._by_key.setdefault(text.key(phrase), []).append(first + at)
+        searched = [kind == BROAD or not self._honour_match_types for kind in types]
+        self._graph.append(self._shape.weighted(vectors.narrow), np.asarray(searched, np.uint8))
+        return first
+
+    def _grow(self, rows: int) -> None:
+        have = len(self._wide)
+        if rows <= have:
+            return
+        more = max(rows, 2 * have)
+        for name in ("_wide", "_scales"):
+            old = getattr(self, name)
+            new = np.zeros((more, old.shape[1]), old.dtype)
+            new[:have] = old
+            setattr(self, name, new)
+        off = np.zeros(-(-more // 8), np.uint8)
+        off[: len(self._off)] = self._off
+        self._off = off
+
+    def _switch_off(self, row: int) -> None:
+        self._off[row >> 3] |= np.uint8(1 << (row & 7))
+
+    def _switch_bundle(self, row: int, *, on: bool) -> None:
+        if self.bundle_off is None:
+            if on:
+                return
+            self.bundle_off = pack(np.zeros(self._bundle.count, bool))
+        bit = np.uint8(1 << (row & 7))
+        self.bundle_off[row >> 3] = (
+            self.bundle_off[row >> 3] & ~bit if on else self.bundle_off[row >> 3] | bit
+        )
+
+    def is_off(self, row: int) -> bool:
+        """Whether a row is no longer returned to searches that begin now."""
+        return bool(self._off[row >> 3] >> (row & 7) & 1)
+
+    def current(self, rows: np.ndarray, limit: int) -> np.ndarray:
+        """Which rows, all before a search's limit, are the last before it of their phrases: bool (m,)."""
+        keep = np.ones(len(rows), bool)
+        for at, row in enumerate(rows.tolist()):
+            now = self._row_of.get(self.ids[row])
+            keep[at] = now == row or (now is not None and now >= limit)
+        return keep
+
+    def rows_of(self, ids: Sequence[str], limit: int) -> np.ndarray:
+        """The rows before `limit` that the phrases of these ids have now, int64."""
+        found = (self._row_of.get(one) for one in ids)
+        return np.array([row for row in found if row is not None and row < limit], np.int64)
+
+    def same_key(self, keys: Sequence[str], limit: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows whose key equals a query's: positions in `keys`, rows; int64 (m,) each."""
+        if not self._by_key:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        pairs = [
+            (at, row)
+            for at, one in enumerate(keys)
+            if one
+            for row in self._by_key.get(one, ())
+            if row < limit
+        ]
+        return self._on(pairs)
+
+    def runs(self, words: Sequence[Sequence[str]], limit: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows bought as `phrase` whose words a query contains: positions, rows; int64 (m,) each."""
+        positions, rows = self._runs.find(words)
+        inside = rows < limit
+        return self._on(list(zip(positions[inside].tolist(), rows[inside].tolist(), strict=True)))
+
+    def _on(self, pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        kept = [(at, row) for at, row in pairs if not self.is_off(row)]
+        columns = np.array(kept, np.int64).reshape(-1, 2)
+        return columns[:, 0], columns[:, 1]
+
+    def search(
+        self,
+        vectors: np.ndarray,
+        k: int,
+        ef: int,
+        limit: int,
+        *,
+        allowed: np.ndarray | None,
+        denied: Denied | None,
+        exactly: bool = False,
+    ) -> Found:
+        """The k nearest rows before `limit` of each vector, see `PhraseIndex.search`.
+
+        Args:
+            vectors: float32 (n, dim).
+            k: at least 1.
+            ef: width of the search.
+            limit: rows before this one.
+            allowed: bits of the rows that may be returned; None for all.
+            denied: rows that may not, by query.
+            exactly: compare all rows.
+        """
+        found = self._graph.search(
+            np.ascontiguousarray(vectors, np.float32),
+            k,
+            ef,
+            limit,
+            allowed=allowed,
+            off=self._off,
+            denied_offsets=None if denied is None else denied.offsets,
+            denied_rows=None if denied is None else denied.rows,
+            exactly=exactly,
+        )
+        return Found(*found)
+
+    def score(self, vectors: QueryVectors, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Both parts of the scores of rows, int64 (n, c), -1 for none, as answered: float32 (n, c) each."""
+        if not self._shape.wide_dim:
+            return self._graph.score(
+                np.ascontiguousarray(vectors.narrow, np.float32), np.ascontiguousarray(rows)
+            )
+        return _native.score_wide(
+            np.ascontiguousarray(vectors.wide, np.float32),
+            np.ascontiguousarray(rows),
+            self._wide,
+            self._scales,
+            split=self._shape.wide_split,
+            encoder_weight=self._shape.wide_weights[0],
+            classifier_weight=self._shape.wide_weights[1],
+        )

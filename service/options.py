@@ -1,0 +1,28 @@
+"""What a request asks of the matches of its queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.rules.filters import Filter
+
+
+@dataclass(frozen=True, slots=True)
+class MatchOptions:
+    """Hashable: queries of equal options are searched together, and answers are cached by them.
+
+    Attributes:
+        k: most matches for one query; more than there are phrases means all.
+        min_score: leave out phrases found by search whose score is less.
+        filter: what the phrases' columns must be; None for anything.
+        allow: ids of the only phrases to return; None for any.
+        deny: ids of phrases that are not to be returned.
+        distinct: of phrases of one text only the best.
+    """
+
+    k: int = 10
+    min_score: float | None = None
+    filter: Filter | None = None
+    allow: tuple[str, ...] | None = None
+    deny: tuple[str, ...] = ()
+    distinct: bool = False

@@ -1,0 +1,227 @@
+"""How matches are found: by words, by the index, among live phrases; under all rules."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bidmatch.base import text
+from export.bundle.index import Denied
+from service.matches import Encoded
+from service.options import MatchOptions
+from service.pairs import Pairs, both, found_pairs, join
+from service.phrase_table import PhraseTable
+from service.rules.words import words
+
+if TYPE_CHECKING:
+    from service.engine import Engine
+
+_NO_ROWS = np.empty(0, np.int64)
+# How much deeper a search goes at a time where phrases of one text took each other's places.
+_DEEPER = 4
+
+
+class Search:
+    """One search: what it looks at stays the same from its beginning to its end.
+
+    Args:
+        engine: the bundle and the live phrases.
+        queries: n queries with their vectors.
+        options: what is asked of all of them.
+
+    Attributes:
+        rescore_seconds: what re-scoring has taken so far.
+    """
+
+    def __init__(self, engine: Engine, queries: Encoded, options: MatchOptions):
+        self._engine, self._options = engine, options
+        self._keys, self._vectors = queries.keys, queries.vectors
+        self._scope = engine.scopes.of(options)
+        self._live = engine.live
+        self._limit = 0 if self._live is None else self._live.limit
+        self._off = None if self._live is None else self._live.bundle_off
+        honour = engine.settings.honour_match_types
+        live_words = self._live is not None and self._limit > 0
+        self._words: list[list[str]] | None = None
+        if honour and (len(engine.runs) or len(engine.negatives) or live_words):
+            self._words = [words(key) for key in queries.keys]
+        self._denied = self._bundle_denied()
+        self._live_scope = self._scope_of_live()
+        self.rescore_seconds = 0.0
+
+    def best(self) -> Pairs:
+        """The k best pairs of each query, best first."""
+        engine, options = self._engine, self._options
+        named = self._by_words()
+        depth = engine.depth(options.k)
+        while True:
+            found, full = self._by_search(depth)
+            pairs = join(named, found)
+            if not options.distinct:
+                return pairs.best(options.k)
+            pairs = self._distinct(pairs.best(len(pairs.rows) + 1))
+            counts = np.bincount(pairs.positions, minlength=len(self._keys))
+            if not (full & (counts < options.k)).any():
+                return pairs.best(options.k)
+            depth = min(_DEEPER * depth, len(engine) + self._limit)
+
+    def _by_search(self, depth: int) -> tuple[Pairs, np.ndarray]:
+        """What the bundle's index and the live graph give; whether more could be found for each query."""
+        engine, options, vectors = self._engine, self._options, self._vectors
+        kept = depth if options.distinct else options.k
+        rows, encoder, classifier = engine.index.search(
+            vectors.narrow,
+            depth,
+            ef=engine.settings.ef,
+            admitted=self._scope.searched,
+            off=self._off,
+            denied=self._denied,
+        )
+        full = (rows[:, -1] >= 0) & (rows.shape[1] == depth) & (depth < len(engine))
+        if engine.rescores:
+            encoder, classifier = self._rescored(rows)
+        pairs = found_pairs(rows, encoder, classifier, kept, options.min_score)
+        if self._live is None or not self._limit:
+            return pairs, full
+        allowed, denied = self._live_scope
+        live = self._live.search(
+            vectors.narrow,
+            min(depth, self._limit),
+            engine.index.width(engine.settings.ef),
+            self._limit,
+            allowed=allowed,
+            denied=denied,
+        )
+        live_rows = np.where(live.rows < 0, -1, live.rows + len(engine))
+        full |= (live_rows[:, -1] >= 0) & (depth < self._limit)
+        encoder, classifier = live.encoder, live.classifier
+        if engine.rescores:
+            encoder, classifier = self._rescored(live_rows)
+        more = found_pairs(live_rows, encoder, classifier, kept, options.min_score)
+        return self._settled(both(pairs, more)), full
+
+    def _rescored(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        started = time.perf_counter()
+        scores = self._engine.scores_of(self._vectors, rows, self._live)
+        self.rescore_seconds += time.perf_counter() - started
+        return scores
+
+    def _by_words(self) -> Pairs:
+        """The phrases that equal a query, and those bought as `phrase` whose words it contains."""
+        engine = self._engine
+        positions, rows = engine.keys.find(self._keys)
+        same = self._admitted(positions, rows, exact=True)
+        if self._words is None:
+            runs = same.take(np.empty(0, np.int64))
+        else:
+            runs = self._admitted(*engine.runs.find(self._words), exact=False)
+        if self._live is not None and self._limit:
+            same = both(same, self._live_admitted(*self._live.same_key(self._keys, self._limit), exact=True))
+            if self._words is not None:
+                found = self._live.runs(self._words, self._limit)
+                runs = both(runs, self._live_admitted(*found, exact=False))
+        if self._options.min_score is not None and len(runs.rows):
+            runs = runs.take(runs.encoder + runs.classifier >= self._options.min_score)
+        pairs = join(same, runs)
+        return pairs if self._live is None else self._settled(pairs)
+
+    def _admitted(self, positions: np.ndarray, rows: np.ndarray, *, exact: bool) -> Pairs:
+        if len(rows):
+            keep = self._scope.admits(rows)
+            if self._off is not None:
+                keep &= (self._off[rows >> 3] >> (rows & 7) & 1) == 0
+            if self._denied is not None:
+                keep &= ~_denies(self._denied, positions, rows)
+            positions, rows = positions[keep], rows[keep]
+        return self._scored(positions, rows, exact=exact)
+
+    def _live_admitted(self, positions: np.ndarray, rows: np.ndarray, *, exact: bool) -> Pairs:
+        allowed, denied = self._live_scope
+        if len(rows):
+            keep = np.ones(len(rows), bool)
+            if allowed is not None:
+                keep &= (allowed[rows >> 3] >> (rows & 7) & 1) == 1
+            if denied is not None:
+                keep &= ~_denies(denied, positions, rows)
+            positions, rows = positions[keep], rows[keep]
+        return self._scored(positions, rows + len(self._engine), exact=exact)
+
+    def _scored(self, positions: np.ndarray, rows: np.ndarray, *, exact: bool) -> Pairs:
+        if not len(rows):
+            none = np.empty(0, np.float32)
+            return Pairs(_NO_ROWS, _NO_ROWS, none, none, np.empty(0, bool))
+        encoder, classifier = self._engine.scores_of(self._vectors.of(positions), rows[:, None], self._live)
+        return Pairs(positions, rows, encoder[:, 0], classifier[:, 0], np.full(len(rows), exact))
+
+    def _settled(self, pairs: Pairs) -> Pairs:
+        """Without rows that another one took the place of before the search began."""
+        live, count = self._live, len(self._engine)
+        assert live is not None
+        keep = np.ones(len(pairs.rows), bool)
+        theirs = np.flatnonzero(pairs.rows >= count)
+        keep[theirs] = live.current(pairs.rows[theirs] - count, self._limit)
+        if live.replaced:
+            for at in np.flatnonzero(pairs.rows < count).tolist():
+                keep[at] = live.replaced.get(int(pairs.rows[at]), self._limit) >= self._limit
+        return pairs if keep.all() else pairs.take(keep)
+
+    def _distinct(self, pairs: Pairs) -> Pairs:
+        """The first pair of each query and text, of pairs in their order."""
+        _, texts, _ = PhraseTable(self._engine.table, self._live, ()).take(pairs.rows)
+        seen: set[tuple[int, str]] = set()
+        keep = np.zeros(len(texts), bool)
+        for at, (position, phrase) in enumerate(zip(pairs.positions.tolist(), texts, strict=True)):
+            one = (position, text.key(phrase))
+            keep[at] = one not in seen
+            seen.add(one)
+        return pairs.take(keep)
+
+    def _bundle_denied(self) -> Denied | None:
+        blocked = self._engine.negatives.blocked if len(self._engine.negatives) else None
+        return self._denied_rows(blocked, self._scope.denied)
+
+    def _denied_rows(
+        self, blocked: Callable[[list[str]], np.ndarray] | None, always: np.ndarray
+    ) -> Denied | None:
+        parts = [always] * len(self._keys)
+        if blocked is not None and self._words is not None:
+            parts = [np.union1d(always, blocked(spoken)).astype(np.int32) for spoken in self._words]
+        offsets = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum([len(part) for part in parts], out=offsets[1:])
+        return Denied(offsets, np.concatenate(parts)) if offsets[-1] else None
+
+    def _scope_of_live(self) -> tuple[np.ndarray | None, Denied | None]:
+        """Bits of the live rows that filter and allow list let pass; rows that are denied, by query."""
+        live, options = self._live, self._options
+        if live is None or not self._limit:
+            return None, None
+        allowed: np.ndarray | None = None
+        if options.filter:
+            allowed = live.columns.select(options.filter).mask()[: self._limit]
+        if options.allow is not None:
+            listed = np.zeros(self._limit, bool)
+            listed[live.rows_of(options.allow, self._limit)] = True
+            allowed = listed if allowed is None else listed & allowed
+        denied = np.sort(live.rows_of(options.deny, self._limit)).astype(np.int32)
+        blocked = (
+            live.negatives.blocked
+            if len(live.negatives) and self._engine.settings.honour_match_types
+            else None
+        )
+        bits = None if allowed is None else np.packbits(allowed, bitorder="little")
+        return bits, self._denied_rows(blocked, denied)
+
+
+def _denies(denied: Denied, positions: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Whether each pair is denied: bool (m,)."""
+    return np.fromiter(
+        (
+            row in denied.rows[denied.offsets[position] : denied.offsets[position + 1]]
+            for position, row in zip(positions.tolist(), rows.tolist(), strict=True)
+        ),
+        bool,
+        len(rows),
+    )
