@@ -7,7 +7,6 @@ sends is bounded here up to the end of a request's head; its body is bounded by 
 
 from __future__ import annotations
 
-import logging
 import resource
 from asyncio import Transport
 from asyncio.events import TimerHandle
@@ -28,13 +27,32 @@ RETRY_AFTER_S = 1
 # What is used of uvicorn that it does not document; a test compares this with the installed one.
 RELIED_ON: dict[str, tuple[str, ...]] = {
     "HttpToolsProtocol": (
-        *("parser", "transport", "flow", "loop", "connections", "server_state"),
-        *("pipeline", "cycle", "scope", "headers", "url", "timeout_keep_alive_task"),
-        *("_unset_keepalive_if_required", "_start_asgi_task", "on_message_begin", "on_headers_complete"),
-        *("on_body", "on_message_complete", "on_response_complete", "timeout_keep_alive_handler"),
+        "parser",
+        "transport",
+        "flow",
+        "loop",
+        "connections",
+        "server_state",
+        "pipeline",
+        "cycle",
+        "scope",
+        "headers",
+        "url",
+        "_unset_keepalive_if_required",
+        "_start_asgi_task",
+        "on_message_begin",
+        "on_headers_complete",
+        "on_body",
+        "on_message_complete",
+        "on_response_complete",
+        "timeout_keep_alive_handler",
     ),
     "RequestResponseCycle": (
-        *("scope", "keep_alive", "disconnected", "message_event", "response_started", "response_complete"),
+        "scope",
+        "keep_alive",
+        "disconnected",
+        "message_event",
+        "response_started",
     ),
     "FlowControl": ("resume_reading",),
     "ServerState": ("default_headers",),
@@ -44,8 +62,6 @@ RELIED_ON: dict[str, tuple[str, ...]] = {
 _MAX_LINGERING = 256
 # Files that the process opens beside its connections.
 _OTHER_FILES = 256
-
-_log = logging.getLogger("bidmatch.service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +104,16 @@ class Client:
         self.on_lost: Callable[[], None] | None = None
 
 
-def protocol_class(limits: Limits) -> type[HttpToolsProtocol]:
-    """The protocol for `uvicorn.Config(http=..., ws="none")` under these limits."""
-    return type("LimitedProtocol", (_Protocol,), {"limits": limits, "lingering": set()})
+def protocol_class(limits: Limits, on_refused: Callable[[str], None]) -> type[HttpToolsProtocol]:
+    """The protocol for `uvicorn.Config(http=..., ws="none")`.
+
+    Args:
+        limits: what a client may hold.
+        on_refused: told why a client was refused or dropped here, not by the application: the last part of the
+            problem's type, or `unread-answer`. Called in the event loop.
+    """
+    own = {"limits": limits, "lingering": set(), "on_refused": staticmethod(on_refused)}
+    return type("LimitedProtocol", (_Protocol,), own)
 
 
 def allow_connections(count: int) -> None:
@@ -118,6 +141,7 @@ class _RefusedError(Exception):
 class _Protocol(HttpToolsProtocol):
     limits: ClassVar[Limits]
     lingering: ClassVar[set[_Protocol]]
+    on_refused: ClassVar[Callable[[str], None]]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -184,7 +208,7 @@ class _Protocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._abort_in(self.limits.write_timeout)
+        self._drop_in(self.limits.write_timeout)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -289,9 +313,13 @@ class _Protocol(HttpToolsProtocol):
                 )
             )
 
-    def _abort_in(self, seconds: float) -> None:
+    def _drop_in(self, seconds: float) -> None:
         if self._abort_timer is None:
-            self._abort_timer = self.loop.call_later(seconds, self.transport.abort)
+            self._abort_timer = self.loop.call_later(seconds, self._drop)
+
+    def _drop(self) -> None:
+        self.on_refused("unread-answer")
+        self.transport.abort()
 
     def _keep(self) -> None:
         if self._abort_timer is not None:
@@ -301,7 +329,7 @@ class _Protocol(HttpToolsProtocol):
     def _flush(self) -> None:
         """A closing connection waits for its client to read, but not longer than `write_timeout`."""
         if self.transport.get_write_buffer_size():
-            self._abort_in(self.limits.write_timeout)
+            self._drop_in(self.limits.write_timeout)
 
     # Ends
 
@@ -321,6 +349,7 @@ class _Protocol(HttpToolsProtocol):
 
     def _refuse(self, problem: ProblemError) -> None:
         """Answer with the problem and close."""
+        self.on_refused(problem.kind)
         self._deaf = True
         self._forget_message()
         begun = self._running is not None and self._running.response_started
@@ -346,7 +375,7 @@ class _Protocol(HttpToolsProtocol):
         self.lingering.add(self)
         self.transport.write_eof()
         self._keep()
-        self._abort_in(LINGER_S)
+        self._abort_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _head_too_large(self) -> ProblemError:
         return _too_large(f"Request line and headers have more than {self.limits.head_bytes} bytes.")

@@ -35,13 +35,14 @@ class Service:
     def __init__(self, limits: Limits, loop: str, keep_alive: int):
         self.asked: list[str] = []
         self.lost: list[str] = []
+        self.refused: list[str] = []
         self.gate = threading.Event()
         self.clients: list[Any] = []
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
         config = uvicorn.Config(
             self.application,
-            http=protocol_class(limits),
+            http=protocol_class(limits, self.refused.append),
             interface="asgi3",
             proxy_headers=False,
             ws="none",
@@ -185,6 +186,7 @@ def test_a_head_that_stops(service: Callable, sent: bytes) -> None:
             is_problem(rest(client), 408, "request-timeout")
         until(lambda: not running.connections)
     assert running.asked == []
+    assert running.refused == ["request-timeout"]
 
 
 def test_a_head_that_comes_byte_by_byte(service: Callable) -> None:
@@ -226,6 +228,7 @@ def test_an_idle_connection_is_closed_without_a_word(service: Callable) -> None:
         client.sendall(get("/first"))
         assert answer(client).endswith(b"/first")
         assert rest(client) == b""
+    assert running.refused == []
 
 
 def test_empty_lines_do_not_hold_an_idle_connection(service: Callable) -> None:
@@ -374,6 +377,7 @@ def test_a_client_that_never_reads(service: Callable) -> None:
         until(lambda: running.asked)
         until(lambda: not running.connections)
         assert len(rest(client)) < LARGE
+        assert running.refused == ["unread-answer"]
 
 
 @pytest.mark.parametrize("ending", ["Connection: close", "Connection: keep-alive"])
@@ -481,6 +485,7 @@ def test_one_connection_too_many(service: Callable) -> None:
         for client in clients:
             client.close()
     assert "/refused" not in running.asked
+    assert running.refused == ["too-many-connections"] * 5
 
 
 def test_a_refused_client_that_stays_is_dropped(service: Callable) -> None:
