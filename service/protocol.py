@@ -58,7 +58,6 @@ RELIED_ON: dict[str, tuple[str, ...]] = {
     "ServerState": ("default_headers",),
 }
 
-# Refused connections whose client may still be reading the refusal.
 _MAX_LINGERING = 256
 # Files that the process opens beside its connections.
 _OTHER_FILES = 256
@@ -109,11 +108,10 @@ def protocol_class(limits: Limits, on_refused: Callable[[str], None]) -> type[Ht
 
     Args:
         limits: what a client may hold.
-        on_refused: told why a client was refused or dropped here, not by the application: the last part of the
-            problem's type, or `unread-answer`. Called in the event loop.
+        on_refused: told why a client was refused or dropped here, not by the application: the last part of
+            the problem's type, or `unread-answer`. Called in the event loop.
     """
-    own = {"limits": limits, "lingering": set(), "on_refused": staticmethod(on_refused)}
-    return type("LimitedProtocol", (_Protocol,), own)
+    return type("LimitedProtocol", (_Protocol,), {"limits": limits, "shared": _Shared(on_refused, set())})
 
 
 def allow_connections(count: int) -> None:
@@ -138,10 +136,17 @@ class _RefusedError(Exception):
     """Ends the parser's work from within one of its callbacks."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What the connections of a process have in common."""
+
+    on_refused: Callable[[str], None]
+    lingering: set[_Protocol]  # refused, their clients still reading the refusal
+
+
 class _Protocol(HttpToolsProtocol):
     limits: ClassVar[Limits]
-    lingering: ClassVar[set[_Protocol]]
-    on_refused: ClassVar[Callable[[str], None]]
+    shared: ClassVar[_Shared]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -162,7 +167,7 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) - len(self.lingering) <= self.limits.max_connections:
+        if len(self.connections) - len(self.shared.lingering) <= self.limits.max_connections:
             self._expect()
             return
         self._refuse(
@@ -212,14 +217,14 @@ class _Protocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if not self.transport.is_closing() and self not in self.lingering:
+        if not self.transport.is_closing() and self not in self.shared.lingering:
             self._keep()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_keepalive_if_required()
         self._forget_message()
         self._keep()
-        self.lingering.discard(self)
+        self.shared.lingering.discard(self)
         super().connection_lost(exc)
         self._give_up()
 
@@ -318,7 +323,7 @@ class _Protocol(HttpToolsProtocol):
             self._abort_timer = self.loop.call_later(seconds, self._drop)
 
     def _drop(self) -> None:
-        self.on_refused("unread-answer")
+        self.shared.on_refused("unread-answer")
         self.transport.abort()
 
     def _keep(self) -> None:
@@ -349,7 +354,7 @@ class _Protocol(HttpToolsProtocol):
 
     def _refuse(self, problem: ProblemError) -> None:
         """Answer with the problem and close."""
-        self.on_refused(problem.kind)
+        self.shared.on_refused(problem.kind)
         self._deaf = True
         self._forget_message()
         begun = self._running is not None and self._running.response_started
@@ -367,12 +372,12 @@ class _Protocol(HttpToolsProtocol):
         ]
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
         self.transport.write(STATUS_LINE[problem.status] + lines + b"\r\n" + body)
-        if len(self.lingering) >= _MAX_LINGERING or not self.transport.can_write_eof():
+        if len(self.shared.lingering) >= _MAX_LINGERING or not self.transport.can_write_eof():
             self.transport.close()
             self._flush()
             return
         # Closed at once, the connection would be reset under a client that still sends, and the answer lost.
-        self.lingering.add(self)
+        self.shared.lingering.add(self)
         self.transport.write_eof()
         self._keep()
         self._abort_timer = self.loop.call_later(LINGER_S, self.transport.abort)
