@@ -1,0 +1,1 @@
+"""Measures `bidmatch serve` under load, beside its own ceiling and beside other services."""

@@ -1,0 +1,294 @@
+"""What /match does under load on this machine, beside its own ceiling and beside other services.
+
+    python -m bench.serving [--json] [--quick] [--work runs/bench-serving] [--rounds 5]
+
+On two cores the run takes under a quarter of an hour, once the bundles are made (`bench.serving.bundles`,
+some minutes, the first time only). Server and load generator (`bench.serving.load`) share the processors; the
+table shows the generator's share, and its own ceiling is measured, too.
+
+1. 1,000,000 phrases x 64, MiniLM-L6 in 8 bits, distinct queries of 12 tokens, cache off: the peak of /match
+   beside the engine alone in a tight loop (`ceiling_ratio`), beside a FastAPI service with
+   sentence-transformers and hnswlib (`naive_throughput_ratio`, `naive_p99_ratio`) and beside one in front of
+   infinity-emb, over the same index. With the `bag` encoder beside an empty FastAPI route that returns the
+   same bytes (`bag_route_ratio`).
+2. Arrivals on a clock at 50%, 70% and 90% of that peak (`p99_at_70_ratio`: p99 at 70% over the median of
+   single requests), and what the service adds to a single query (`overhead_ms`).
+3. Cache hits beside the empty route (`cache_ratio`).
+
+Everything takes its turn in every round, and servers that are not measured are stopped meanwhile. Exits with
+1 where a figure misses what is wanted of it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import orjson
+
+from bench.serving import peers
+from bench.serving.bundles import WORK, K, bundle_of, heads_of, queries_of
+from bench.serving.ceiling import engine_alone
+from bench.serving.figures import figures_of, missed, table
+from bench.serving.load import raise_file_limit
+from bench.serving.processes import Server, bidmatch, flags_for, serve_options
+from bench.serving.recipe import bag, minilm, wide
+from bench.serving.rounds import (
+    Measurement,
+    Settings,
+    Target,
+    Targets,
+    answers_of,
+    measure_round,
+    overlap,
+    tune_ceiling,
+)
+from bidmatch.base.console import emit_json, say
+from bidmatch.base.errors import BidmatchError
+from export.bundle.read import read_manifest
+
+OVERLAPPING = 200
+REPEATED, DRAWN = 1_000, 20_000
+ZIPF = 1.0
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is served and asked.
+
+    Attributes:
+        minilm: bundle.
+        heads: of the MiniLM bundle.
+        bag: bundle.
+        wide: bundle.
+        queries: one a line.
+        bodies: a body for each query.
+        repeated: bodies of the first 1,000 queries.
+        drawn: 20,000 bodies drawn from these by Zipf's law.
+    """
+
+    minilm: Path
+    heads: Path
+    bag: Path
+    wide: Path
+    queries: Path
+    bodies: Path
+    repeated: Path
+    drawn: Path
+
+
+def prepare(work: Path, scratch: Path, phrases: int, bag_phrases: int) -> Files:
+    """The bundles, made where they are not there, and the bodies."""
+    work.mkdir(parents=True, exist_ok=True)
+    queries = queries_of(work, phrases)
+    names = ("queries.txt", "bodies.jsonl", "repeated.jsonl", "drawn.jsonl")
+    listed, bodies, repeated, drawn = (scratch / name for name in names)
+    lines = [orjson.dumps({"query": query, "k": K}) for query in queries]
+    ranks = np.arange(1, min(REPEATED, len(lines)) + 1)
+    shares = ranks**-ZIPF / (ranks**-ZIPF).sum()
+    picks = np.random.default_rng(0).choice(len(ranks), DRAWN, p=shares)
+    listed.write_text("\n".join(queries), encoding="utf-8")
+    bodies.write_bytes(b"\n".join(lines))
+    repeated.write_bytes(b"\n".join(lines[: len(ranks)]))
+    drawn.write_bytes(b"\n".join(lines[pick] for pick in picks))
+    recipe = minilm(phrases)
+    return Files(
+        bundle_of(work, recipe, queries),
+        heads_of(work, recipe),
+        bundle_of(work, bag(bag_phrases), queries),
+        bundle_of(work, wide(bag_phrases), queries),
+        listed,
+        bodies,
+        repeated,
+        drawn,
+    )
+
+
+@contextmanager
+def started(
+    files: Files, scratch: Path, settings: Settings, workers: int, *, with_infinity: bool
+) -> Iterator[tuple[Targets, dict[str, Any]]]:
+    """All servers, tuned and stopped, and what was found on the way.
+
+    Raises:
+        BidmatchError: one does not start.
+    """
+    options = serve_options()
+    if "--cache-mb" not in options:
+        say("this `bidmatch serve` has no cache, so there are no cache hits to measure")
+    plain = flags_for(options, workers=workers, cache_mb=0)
+    peer = peers.Peer(files.minilm, files.heads)
+    tuning = Measurement(settings, scratch)
+    with ExitStack() as stack:
+
+        def paused(server: Server) -> Server:
+            server.pause()
+            return server
+
+        def ours(name: str, bundle: Path, flags: Sequence[str]) -> Server:
+            return paused(stack.enter_context(bidmatch(name, bundle, scratch, flags)))
+
+        say("starting the servers")
+        engine = stack.enter_context(engine_alone(files.minilm, files.queries, settings.k))
+        heavy = Target("bidmatch", ours("minilm", files.minilm, plain), files.bodies, tried=(16, 32, 64, 128))
+        small = Target("bidmatch, bag", ours("bag", files.bag, plain), files.bodies)
+        wider = Target("bidmatch, bag re-scored", ours("wide", files.wide, plain), files.bodies)
+        naives = [
+            Target(
+                f"naive, torch's threads: {threads or 'its own choice'}",
+                paused(stack.enter_context(peers.naive(peer, scratch, threads))),
+                files.bodies,
+                tried=(1, 8, 32),
+            )
+            for threads in (None, 1)
+        ]
+        infinity = None
+        if with_infinity:
+            gateway, embedder = map(paused, stack.enter_context(peers.infinity(peer, scratch)))
+            infinity = Target("infinity-emb", gateway, files.bodies, (embedder,), tried=(8, 32, 64))
+        bodies = files.repeated.read_bytes().splitlines()
+        answers = answers_of(small, bodies[:OVERLAPPING])
+        answer = scratch / "answer.json"
+        answer.write_bytes(sorted(answers, key=len)[len(answers) // 2])
+        route = Target(
+            "empty route", paused(stack.enter_context(peers.route(answer, scratch, workers))), files.bodies
+        )
+        cached = None
+        if "--cache-mb" in options:
+            server = ours("cached", files.bag, flags_for(options, workers=workers))
+            cached = Target("bidmatch, cache hits", server, files.drawn)
+            once = Target("bidmatch, filling its cache", server, files.repeated)
+            for _ in range(2):  # a connection that did not reach a worker may reach it now
+                tuning.put(once, settings.tuning_s * 2, 32, warm_up=0)
+        ids = engine.ids(0, OVERLAPPING)
+        said: dict[str, Any] = {"answer_bytes": len(answer.read_bytes())}
+        for name, target in (("ours", heavy), ("naive", naives[0]), ("infinity", infinity)):
+            if target is not None:
+                said[f"{name}_overlap_at_10"] = overlap(target, bodies[:OVERLAPPING], ids)
+        said["generator_ceiling_per_second"] = _generator_ceiling(answer, files, scratch, tuning)
+        batch = tune_ceiling(engine, settings)
+        for target in (heavy, small, wider, route, cached):
+            if target is not None:
+                tuning.tune(target, settings.tuning_s)
+        for target in (*naives, infinity):  # they answer in bursts, which a short time would cut
+            if target is not None:
+                tuning.tune(target, settings.closed_s)
+        naive = max(naives, key=lambda target: target.tuned)
+        said |= {
+            "naive_one_thread": naive is naives[1],
+            "ceiling_batch": batch,
+            "ours_connections": heavy.connections,
+            "naive_connections": naive.connections,
+        }
+        yield Targets(engine, batch, heavy, naive, infinity, small, wider, route, cached), said
+
+
+def _generator_ceiling(answer: Path, files: Files, scratch: Path, tuning: Measurement) -> float:
+    with peers.bare(answer, scratch) as server:
+        target = Target("bare socket", server, files.bodies)
+        return tuning.put(target, tuning.settings.tuning_s, 32).per_second
+
+
+def about(files: Files, settings: Settings, workers: int) -> dict[str, Any]:
+    """What was measured, for who reads the figures."""
+    manifest = read_manifest(files.minilm)
+    return {
+        "phrases": manifest.counts.phrases,
+        "dim": manifest.dim,
+        "ef": manifest.index.ef,
+        "recall_at_10": manifest.index.recall,
+        "queries": len(files.queries.read_text(encoding="utf-8").splitlines()),
+        "bag_phrases": read_manifest(files.bag).counts.phrases,
+        "k": settings.k,
+        "rounds": settings.rounds,
+        "connections": settings.connections,
+        "workers": workers,
+        "cores": settings.cores,
+        "load_generator": "bench.serving.load",
+    }
+
+
+def measure(
+    work: Path, settings: Settings, phrases: int, bag_phrases: int, workers: int, *, with_infinity: bool
+) -> dict[str, Any]:
+    """The whole run: a flat object of figures."""
+    raise_file_limit()
+    with tempfile.TemporaryDirectory(prefix="bidmatch-serving-") as folder:
+        scratch = Path(folder)
+        files = prepare(work, scratch, phrases, bag_phrases)
+        begun = time.monotonic()
+        found = Measurement(settings, scratch)
+        with started(files, scratch, settings, workers, with_infinity=with_infinity) as (targets, said):
+            for number in range(settings.rounds):
+                measure_round(targets, found, backwards=number % 2 == 1)
+                say(f"round {number + 1} of {settings.rounds} done, {time.monotonic() - begun:.0f} s in all")
+        seconds = time.monotonic() - begun
+        return about(files, settings, workers) | said | figures_of(found) | {"seconds": round(seconds, 1)}
+
+
+@click.command()
+@click.option(
+    "--work", default=WORK, show_default=True, type=click.Path(path_type=Path), help="Folder of the bundles."
+)
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1))
+@click.option("--phrases", default=1_000_000, show_default=True, type=click.IntRange(1000))
+@click.option("--bag-phrases", default=100_000, show_default=True, type=click.IntRange(1000))
+@click.option(
+    "--connections", default=32, show_default=True, type=click.IntRange(1), help="Where p99 is compared."
+)
+@click.option(
+    "--workers", default=1, show_default=True, type=click.IntRange(1), help="Processes of a service."
+)
+@click.option("--closed-seconds", default=5.0, show_default=True, help="Of each closed loop.")
+@click.option("--open-seconds", default=12.0, show_default=True, help="Of each open loop.")
+@click.option("--http-seconds", default=3.0, show_default=True, help="Of each closed loop beside the route.")
+@click.option("--without-infinity", is_flag=True, help="Leave out infinity-emb, which has to be installed.")
+@click.option(
+    "--quick", is_flag=True, help="One short round over few phrases: tries it out, measures little."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+def main(
+    work: Path,
+    rounds: int,
+    phrases: int,
+    bag_phrases: int,
+    connections: int,
+    workers: int,
+    closed_seconds: float,
+    open_seconds: float,
+    http_seconds: float,
+    without_infinity: bool,
+    quick: bool,
+    as_json: bool,
+) -> None:
+    """Throughput and latency of /match beside its ceiling, its peers and an empty route."""
+    if quick:
+        phrases = bag_phrases = 20_000
+        rounds, closed_seconds, open_seconds, http_seconds = 1, 2.0, 3.0, 1.0
+    cores = len(os.sched_getaffinity(0))
+    settings = Settings(
+        rounds, closed_seconds, open_seconds, http_seconds, min(2.0, http_seconds), connections, K, cores
+    )
+    result = measure(work, settings, phrases, bag_phrases, workers, with_infinity=not without_infinity)
+    if as_json:
+        emit_json(result)
+    else:
+        table(result, click.echo)
+    if missed(result) and not quick:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BidmatchError as wrong:
+        say(f"error: {wrong}")
+        raise SystemExit(wrong.exit_code) from wrong

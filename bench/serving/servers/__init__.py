@@ -1,0 +1,1 @@
+"""The services that are measured beside ours, each an ASGI application for uvicorn."""
