@@ -7,6 +7,7 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -19,10 +20,12 @@ from bidmatch.base.errors import BidmatchError, ConfigError, DamagedError
 from bidmatch.base.files import PARTIAL_SUFFIX, fsync_path, remove_partials
 
 BUSY_SECONDS = 5.0
+# SQLite itself sleeps longer and longer, up to 100 ms, and may never find the lock free among busy writers.
+_RETRY_SECONDS = 0.001
 
 # SQLite folds the log back into the database after every 4 MB or so, and then writes it from the start again.
 # Only writers that leave each other no pause, or a program that keeps a transaction open, make it grow more.
-WAL_LIMIT_BYTES = 64 << 20
+WAL_LIMIT_BYTES = 16 << 20
 _CHECKPOINT_WAIT_MS = 200
 
 _log = logging.getLogger("bidmatch.service")
@@ -120,7 +123,7 @@ class Database:
             try:
                 if self._writer is None:
                     self._writer = self._connect()
-                self._writer.execute("BEGIN IMMEDIATE")
+                _begin(self._writer)
                 yield self._writer
                 self._writer.execute("COMMIT")
             except sqlite3.Error as error:
@@ -192,17 +195,42 @@ class Database:
         except sqlite3.Error as error:
             _log.warning("the log of %s (%d MB) could not be emptied: %s", self.path, size >> 20, error)
             emptied = False
-        # Where a reader is in the way, not every write should wait for it again.
-        self._checkpoint_at = WAL_LIMIT_BYTES if emptied else size + WAL_LIMIT_BYTES
+        # Where others are in the way, not every write should wait for them again.
+        self._checkpoint_at = WAL_LIMIT_BYTES if emptied else size + WAL_LIMIT_BYTES // 4
+
+
+@contextmanager
+def _waiting(connection: sqlite3.Connection, milliseconds: int) -> Iterator[None]:
+    """Within, SQLite waits so long for a lock."""
+    connection.execute(f"PRAGMA busy_timeout = {milliseconds}")
+    try:
+        yield
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {round(BUSY_SECONDS * 1000)}")
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return _error_name(error).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    """Start a transaction with the write lock, as soon as others let go of it."""
+    until = time.monotonic() + BUSY_SECONDS
+    with _waiting(connection, 0):
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error) or time.monotonic() > until:
+                    raise
+            time.sleep(_RETRY_SECONDS)
 
 
 def _checkpoint(writer: sqlite3.Connection) -> bool:
-    """Fold the log back into the database and empty it; False where a reader was in the way for too long."""
-    writer.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_WAIT_MS}")
-    try:
+    """Fold the log back into the database and empty it; False where others were in the way for too long."""
+    with _waiting(writer, _CHECKPOINT_WAIT_MS):
         (busy, _, _) = writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    finally:
-        writer.execute(f"PRAGMA busy_timeout = {round(BUSY_SECONDS * 1000)}")
     return not busy
 
 
@@ -266,8 +294,14 @@ def _check(path: Path, connection: sqlite3.Connection, schema: Schema) -> None:
     if found != "ok":
         raise _damaged(path, found)
     value("journal_mode = WAL")
-    connection.execute("BEGIN IMMEDIATE")
-    connection.execute("ROLLBACK")
+    with _waiting(connection, 0):
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+        except sqlite3.OperationalError as error:
+            # Where another process is writing, this one can, too.
+            if not _is_busy(error):
+                raise
 
 
 def _error_name(error: sqlite3.Error) -> str:
@@ -280,7 +314,7 @@ def _failed(path: Path, error: sqlite3.Error, consequence: str) -> BidmatchError
     name = _error_name(error)
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return _damaged(path, str(error))
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+    if _is_busy(error):
         hint = f"Others have held its lock for {BUSY_SECONDS:g} seconds; try again."
     elif name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
         hint = "Make sure that its disk is sound and has room, then try again."
