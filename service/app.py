@@ -1,27 +1,36 @@
-"""The HTTP API: `POST /match`, `GET /match`, health, metrics, documentation, and the page for people."""
+"""The HTTP API: matches, live phrases, bundles, health, metrics, documentation, and the page for people."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Query, Request
-from fastapi.openapi.utils import get_openapi
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from bidmatch import __version__
 from service import page, problems, schemas
-from service.answers import Answer, answer, total
-from service.batcher import Batcher, ClosedError, DeadlineError, QueueFullError
-from service.engine import NO_CALIBRATION, Engine
+from service.admin import Phrases, Reloads
+from service.canary import Canary
+from service.explain import explain
+from service.logs import AccessLog, current_request, request_id
+from service.match import CLIENT_LEFT, Matcher, reply_kept
+from service.openapi import describe, ok, problem_answers, ref
+from service.options import MatchOptions
 from service.problems import ProblemError
-from service.requests import ClientLeftError, read_json_body, while_client_waits
+from service.requests import ClientLeftError, read_json_body
+from service.security import Guard
+from service.serving import RefusedError, Serving
 from service.settings import Settings
-from service.telemetry import CLIENT_LEFT, CountRequests, Telemetry
+from service.telemetry import Telemetry
+from service.traces import Traces
 
 _DESCRIPTION = """\
 Matches search queries to advertisers' bid phrases.
@@ -30,112 +39,208 @@ Every error is a problem document (RFC 9457). A full queue answers 429 at once, 
 """
 
 
-def create_app(engine: Engine, settings: Settings) -> FastAPI:
-    """The ASGI application that serves `engine` within the limits of `settings`."""
-    requests = schemas.MatchRequests(settings)
-    telemetry = Telemetry(engine)
+class LocalReloads:
+    """Swaps the bundle of this process alone.
 
-    def run(queries: list[str], k: int, min_score: float | None) -> list[Answer]:
-        answers = answer(engine, queries, k, min_score)
-        telemetry.batch_done(answers)
-        return answers
+    Args:
+        serving: what answers.
+        phrases: its threads do the work.
+        path: what the service was started with.
+    """
 
-    batcher: Batcher[Answer] = Batcher(
-        run,
-        threads=settings.threads,
-        max_batch=settings.max_batch,
-        queue=settings.queue,
-        deadline=settings.deadline_ms / 1000,
-        on_batch=telemetry.batch_started,
-    )
-    telemetry.queue_depth.set_function(lambda: batcher.depth)
+    def __init__(self, serving: Serving, phrases: Phrases, path: Path):
+        self._serving, self._phrases, self._path = serving, phrases, path
+        self._running = False
+
+    async def reload(self, path: Path | None) -> dict[str, Any]:
+        """See `service.admin.Reloads`."""
+        if self._running:
+            raise ProblemError(409, "reload-running", "Another bundle is about to take over.")
+        self._running = True
+        started = time.perf_counter()
+        try:
+            loaded = await self._phrases.off_loop(partial(self._serving.prepare, path or self._path))
+            await self._phrases.off_loop(partial(self._serving.switch, loaded))
+        except RefusedError as error:
+            raise refused(error) from None
+        finally:
+            self._running = False
+        return self._serving.report(time.perf_counter() - started)
+
+
+def refused(error: RefusedError) -> ProblemError:
+    """The problem of a bundle that was not taken."""
+    return ProblemError(422, "bundle-refused", f"{error.reason}. {error.hint or ''}".strip())
+
+
+class App:
+    """The ASGI application and what it is made of.
+
+    Args:
+        serving: the bundle that answers.
+        settings: the limits in force.
+        guard: who may do what.
+        phrases: live phrases.
+        reloads: lets other bundles take over; None for those of this process alone.
+        telemetry: the metrics.
+        traces: spans of requests.
+
+    Attributes:
+        api: the FastAPI application with all routes.
+        matcher: what answers `/match`.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        settings: Settings,
+        *,
+        guard: Guard,
+        phrases: Phrases,
+        reloads: Reloads | None = None,
+        telemetry: Telemetry | None = None,
+        traces: Traces | None = None,
+    ):
+        self.serving, self.settings, self.telemetry = serving, settings, telemetry or Telemetry()
+        self.telemetry.serves(serving.current.engine)
+        serving.on_switch = self.telemetry.serves
+        self.phrases = phrases
+        self.reloads = reloads or LocalReloads(serving, phrases, settings.bundle)
+        self._guard, self._traces = guard, traces or Traces()
+        self._access = AccessLog(on=settings.access_log, queries=settings.log_queries)
+        self.canary = Canary(settings.canary, self.telemetry)
+        self.matcher = Matcher(
+            serving, settings, self.telemetry, guard, self._access, self.canary, self._traces
+        )
+        self.api = FastAPI(
+            title="bidmatch",
+            version=__version__,
+            description=_DESCRIPTION,
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+            lifespan=self._lifespan,
+        )
+        problems.install(self.api)
+        page.install(self.api)
+        _match_routes(self.api, self)
+        _phrase_routes(self.api, self)
+        _admin_routes(self.api, self)
+        _operations(self.api, self)
+        describe(self.api, self.matcher.requests)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         yield
-        await batcher.close()
+        await self.matcher.batcher.close()
+        self.canary.stop()
 
-    app = FastAPI(
-        title="bidmatch",
-        version=__version__,
-        description=_DESCRIPTION,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        lifespan=lifespan,
-    )
-    problems.install(app)
-    app.add_middleware(CountRequests, telemetry=telemetry)
-    page.install(app)
-
-    async def matched(request: Request, asked: schemas.Asked, started: float) -> Response:
-        if asked.min_relevance is not None and engine.calibration is None:
-            where = "body.min_relevance" if request.method == "POST" else "query.min_relevance"
-            raise problems.invalid([problems.FieldError(where=where, reason=NO_CALIBRATION)])
-        least = engine.least_score(asked.min_score, asked.min_relevance)
-        work = batcher.submit(asked.queries, asked.k, least)
-        try:
-            answers = await while_client_waits(request, work)
-        except QueueFullError as full:
-            telemetry.dropped.labels("queue_full").inc()
-            raise ProblemError(
-                429,
-                "queue-full",
-                "More queries are waiting than the service takes; try again soon.",
-                headers={"Retry-After": str(full.retry_after)},
-            ) from None
-        except DeadlineError:
-            telemetry.dropped.labels("deadline").inc()
-            raise ProblemError(
-                504, "deadline", f"Not answered within {settings.deadline_ms} ms, so it was given up."
-            ) from None
-        except ClosedError:
-            raise ProblemError(503, "stopping", "The service is stopping.") from None
-        content: dict[str, Any]
-        if asked.many:
-            results = [
-                {"query": query, "matches": orjson.Fragment(one.matches)}
-                for query, one in zip(asked.queries, answers, strict=True)
-            ]
-            content = {"results": results, "bundle": engine.bundle_id}
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request: `POST /match` at once, the rest by the routes."""
+        if scope["type"] != "http":
+            await self.api(scope, receive, send)
+        elif scope["path"] == "/match" and scope["method"] == "POST":
+            await self.matcher(scope, receive, send)
         else:
-            content = {"matches": orjson.Fragment(answers[0].matches), "bundle": engine.bundle_id}
-        return _json(
-            orjson.dumps(content), {"Server-Timing": _server_timing(answers, time.perf_counter() - started)}
+            await self._routed(scope, receive, send)
+
+    async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.perf_counter()
+        span = self._traces.start(scope)
+        status = 500
+        current = request_id(scope)
+        current_request.set(current)
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", current.encode())]
+            await send(message)
+
+        try:
+            await self.api(scope, receive, watch)
+        finally:
+            # Paths are the client's to invent, so what isn't known counts as one.
+            route = getattr(scope.get("route"), "path", "other")
+            seconds = time.perf_counter() - started
+            self.telemetry.answered(route, scope["method"], status, seconds)
+            if self._access.on:
+                self._access.write(scope, route, status, seconds, None, None)
+            self._traces.end(span, status)
+
+    async def body(self, request: Request) -> bytes:
+        """The JSON body of a request.
+
+        Raises:
+            ProblemError: see `read_json_body`.
+            ClientLeftError: the client left.
+        """
+        return await read_json_body(
+            request.scope, request.receive, self.settings.max_body_bytes, self.settings.body_timeout_ms / 1000
         )
 
-    def left() -> Response:
-        telemetry.dropped.labels("client_left").inc()
-        return Response(status_code=CLIENT_LEFT)
+    def admin(self, request: Request) -> None:
+        """Let only those pass who hold an admin key.
 
-    @app.post(
+        Raises:
+            ProblemError: 401, 403.
+        """
+        self._guard.admin(request.scope)
+
+    def may_match(self, request: Request) -> None:
+        """Let only those pass who hold a key.
+
+        Raises:
+            ProblemError: 401.
+        """
+        self._guard.match(request.scope)
+
+    def refresh_gauges(self) -> None:
+        """Bring up to date what is counted nowhere else."""
+        telemetry, loaded = self.telemetry, self.serving.current
+        telemetry.queue_depth.set(self.matcher.batcher.depth)
+        telemetry.cache_bytes.set(loaded.cache.nbytes)
+        live, sync = loaded.engine.live, self.serving.sync
+        telemetry.live_phrases.set(0 if live is None else live.active)
+        telemetry.live_unlinked.set(0 if live is None else live.unlinked)
+        telemetry.live_sequence.set(0 if sync is None else sync.applied)
+
+
+def json_response(body: bytes) -> Response:
+    """A JSON body, sent as it is."""
+    return Response(body, media_type="application/json")
+
+
+def _match_routes(api: FastAPI, app: App) -> None:
+    settings = app.settings
+
+    @api.post(
         "/match",
         operation_id="match",
         summary="Match one query or several",
         tags=["match"],
         response_class=Response,
         responses={
-            **_ok({"oneOf": [_ref("OneAnswer"), _ref("ManyAnswers")]}, "The phrases, best first"),
-            **_problems(400, 408, 413, 415, 422, 429, 503, 504),
+            **ok({"oneOf": [ref("OneAnswer"), ref("ManyAnswers")]}, "The phrases, best first"),
+            **problem_answers(400, 401, 408, 413, 415, 422, 429, 503, 504),
         },
-        openapi_extra={"requestBody": requests.body_schema()},
+        openapi_extra={"requestBody": app.matcher.requests.match_body()},
     )
-    async def match(request: Request) -> Response:
+    async def match() -> Response:
         """The phrases that belong to a query (`query`) or to each of several (`queries`)."""
-        started = time.perf_counter()
-        try:
-            body = await read_json_body(request, settings.max_body_bytes, settings.body_timeout_ms / 1000)
-            return await matched(request, requests.parse(body), started)
-        except ClientLeftError:
-            return left()
+        raise AssertionError("POST /match is answered before the routes")
 
-    @app.get(
+    @api.get(
         "/match",
         operation_id="match_one",
         summary="Match one query",
         tags=["match"],
         response_class=Response,
-        responses={**_ok(_ref("OneAnswer"), "The phrases, best first"), **_problems(422, 429, 503, 504)},
+        responses={
+            **ok(ref("OneAnswer"), "The phrases, best first"),
+            **problem_answers(401, 422, 429, 503, 504),
+        },
     )
     async def match_one(
         request: Request,
@@ -159,41 +264,189 @@ def create_app(engine: Engine, settings: Settings) -> FastAPI:
     ) -> Response:
         """The phrases that belong to a query."""
         started = time.perf_counter()
+        app.may_match(request)
         try:
             schemas.something(q)
         except ValueError as empty:
             raise problems.invalid([problems.FieldError(where="query.q", reason=str(empty))]) from None
-        asked = schemas.Asked(queries=[q], k=k, min_score=min_score, min_relevance=min_relevance, many=False)
+        asked = schemas.Asked(queries=[q], k=k, min_score=min_score, min_relevance=min_relevance)
         try:
-            return await matched(request, asked, started)
+            return Response(**reply_kept(await app.matcher.reply(request.scope, asked, started)))
         except ClientLeftError:
-            return left()
+            app.telemetry.dropped.labels("client_left").inc()
+            return Response(status_code=CLIENT_LEFT)
 
-    @app.get(
+
+def _phrase_routes(api: FastAPI, app: App) -> None:
+    requests, phrases = app.matcher.requests, app.phrases
+    answers = problem_answers(401, 403, 404)
+    one = {**ok(ref("PhraseState"), "The phrase as it is now"), **answers}
+    changed = {**one, **problem_answers(409, 507)}
+
+    @api.post(
+        "/phrases",
+        operation_id="put_phrases",
+        summary="Add or change phrases",
+        tags=["phrases"],
+        response_class=Response,
+        responses={
+            **ok(ref("PhraseStates"), "They are stored, and matched from now on"),
+            **problem_answers(400, 401, 403, 404, 408, 413, 415, 422, 507),
+        },
+        openapi_extra={"requestBody": requests.body_of(requests.phrases)},
+    )
+    async def put_phrases(request: Request) -> Response:
+        """All of them or none. They are on disk when this answers, and in every worker within a second."""
+        app.admin(request)
+        try:
+            given = requests.put_phrases(await app.body(request))
+        except ClientLeftError:
+            return Response(status_code=CLIENT_LEFT)
+        return json_response(orjson.dumps({"phrases": await phrases.put(given)}, default=str))
+
+    @api.post(
+        "/phrases/{id:path}/pause",
+        operation_id="pause_phrase",
+        summary="Pause a phrase",
+        tags=["phrases"],
+        response_class=Response,
+        responses=changed,
+    )
+    async def pause(request: Request, id: schemas.PathId) -> Response:
+        """It is matched no more until it is resumed; phrases of the bundle, too."""
+        app.admin(request)
+        return json_response(orjson.dumps(await phrases.set_state(id, "paused"), default=str))
+
+    @api.post(
+        "/phrases/{id:path}/resume",
+        operation_id="resume_phrase",
+        summary="Resume a phrase",
+        tags=["phrases"],
+        response_class=Response,
+        responses=changed,
+    )
+    async def resume(request: Request, id: schemas.PathId) -> Response:
+        """A paused phrase is matched again."""
+        app.admin(request)
+        return json_response(orjson.dumps(await phrases.set_state(id, "active"), default=str))
+
+    @api.get(
+        "/phrases/{id:path}",
+        operation_id="get_phrase",
+        summary="A phrase",
+        tags=["phrases"],
+        response_class=Response,
+        responses=one,
+    )
+    async def get_phrase(request: Request, id: schemas.PathId) -> Response:
+        """A phrase of the bundle or a live one, as it is now."""
+        app.admin(request)
+        return json_response(orjson.dumps(await phrases.get(id), default=str))
+
+    @api.delete(
+        "/phrases/{id:path}",
+        operation_id="remove_phrase",
+        summary="Remove a phrase",
+        tags=["phrases"],
+        response_class=Response,
+        responses=changed,
+    )
+    async def remove(request: Request, id: schemas.PathId) -> Response:
+        """It is matched no more, in later bundles either, until it is added again."""
+        app.admin(request)
+        return json_response(orjson.dumps(await phrases.set_state(id, "removed"), default=str))
+
+
+def _admin_routes(api: FastAPI, app: App) -> None:
+    requests = app.matcher.requests
+
+    @api.post(
+        "/admin/reload",
+        operation_id="reload",
+        summary="Let another bundle take over",
+        tags=["operations"],
+        response_class=Response,
+        responses={
+            **ok(ref("Reloaded"), "It has taken over"),
+            **problem_answers(400, 401, 403, 408, 409, 413, 415, 422),
+        },
+        openapi_extra={"requestBody": requests.body_of(schemas.ReloadRequest, required=False)},
+    )
+    async def reload(request: Request) -> Response:
+        """Verified, warmed and tried on recent queries first; a bad one is refused and nothing changes."""
+        app.admin(request)
+        try:
+            path = requests.reload(await app.body(request))
+        except ClientLeftError:
+            return Response(status_code=CLIENT_LEFT)
+        try:
+            report = await app.reloads.reload(None if path is None else Path(path))
+        except ProblemError as problem:
+            if problem.kind == "bundle-refused":
+                app.telemetry.reloads.labels("refused").inc()
+            raise
+        app.telemetry.reloads.labels("taken").inc()
+        return json_response(orjson.dumps(report))
+
+    @api.post(
+        "/admin/explain",
+        operation_id="explain",
+        summary="Why matches are what they are",
+        tags=["operations"],
+        response_class=Response,
+        responses={
+            **ok(ref("Explanation"), "How they came about"),
+            **problem_answers(400, 401, 403, 408, 413, 415, 422),
+        },
+        openapi_extra={"requestBody": requests.body_of(requests.explained)},
+    )
+    async def explained(request: Request) -> Response:
+        """Tokens, width of the search, both parts of the scores, and the rule that left each phrase out."""
+        app.admin(request)
+        try:
+            asked = requests.explain(await app.body(request))
+        except ClientLeftError:
+            return Response(status_code=CLIENT_LEFT)
+        loaded = app.serving.current
+        options: MatchOptions = app.matcher.options(loaded, asked, request.scope)
+        work = partial(explain, loaded.engine, asked.queries[0], options, asked.ids)
+        return json_response(orjson.dumps(await app.phrases.off_loop(work), default=str))
+
+
+def _operations(api: FastAPI, app: App) -> None:
+    @api.get(
         "/healthz",
         summary="Is the process alive?",
         tags=["operations"],
         response_class=Response,
-        responses=_ok(_ref("Health"), "It is"),
+        responses=ok(ref("Health"), "It is"),
     )
     async def healthz() -> Response:
         """Answers as long as the process does."""
-        return _json(b'{"status":"ok"}')
+        return json_response(b'{"status":"ok"}')
 
-    @app.get(
+    @api.get(
         "/readyz",
         summary="Are requests taken?",
         tags=["operations"],
         response_class=Response,
-        responses={**_ok(_ref("Readiness"), "They are"), **_problems(503)},
+        responses={**ok(ref("Readiness"), "They are"), **problem_answers(503)},
     )
     async def readyz() -> Response:
         """Answers 200 from when the bundle is loaded until the service stops."""
-        if batcher.closed:
+        if app.matcher.batcher.closed:
             raise ProblemError(503, "stopping", "The service is stopping.")
-        return _json(orjson.dumps({"status": "ready", "bundle": engine.bundle_id}))
+        engine, sync = app.serving.current.engine, app.serving.sync
+        degraded = engine.encoder.fallback or (None if sync is None else sync.failure)
+        state = {
+            "status": "ready",
+            "bundle": engine.bundle_id,
+            "provider": engine.encoder.providers[0].removesuffix("ExecutionProvider").lower(),
+            "degraded": degraded,
+        }
+        return json_response(orjson.dumps(state))
 
-    @app.get(
+    @api.get(
         "/metrics",
         summary="Metrics for Prometheus",
         tags=["operations"],
@@ -207,78 +460,5 @@ def create_app(engine: Engine, settings: Settings) -> FastAPI:
     )
     async def metrics() -> Response:
         """What the service counts and times."""
-        return Response(generate_latest(telemetry.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    _describe(app, requests)
-    return app
-
-
-def _json(body: bytes, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, headers=headers, media_type="application/json")
-
-
-def _server_timing(answers: list[Answer], whole: float) -> str:
-    """Milliseconds of each step, for a browser's network view and our page."""
-    steps = total(answers)
-    times = {"tokenise": steps.tokenise, "encode": steps.encode, "search": steps.search}
-    if steps.rescore:
-        times["rescore"] = steps.rescore
-    times["total"] = whole
-    return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in times.items())
-
-
-def _ref(model: str) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{model}"}
-
-
-def _ok(schema: dict[str, Any], description: str) -> dict[int | str, dict[str, Any]]:
-    return {200: {"description": description, "content": {"application/json": {"schema": schema}}}}
-
-
-_PROBLEMS = {
-    400: "The body is not JSON",
-    408: "The body came too slowly",
-    413: "The body is too large",
-    415: "The body is of another type than JSON",
-    422: "A value is not allowed",
-    429: "The queue is full",
-    503: "The service is stopping",
-    504: "Not answered within the deadline",
-}
-
-
-def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    answers: dict[int | str, dict[str, Any]] = {
-        status: {
-            "description": _PROBLEMS[status],
-            "content": {problems.MEDIA_TYPE: {"schema": _ref("Problem")}},
-        }
-        for status in statuses
-    }
-    if 429 in answers:
-        answers[429]["headers"] = {
-            "Retry-After": {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 1}}
-        }
-    return answers
-
-
-def _describe(app: FastAPI, requests: schemas.MatchRequests) -> None:
-    """Put the schemas of bodies, which the routes read and write themselves, into the OpenAPI document."""
-
-    def openapi() -> dict[str, Any]:
-        if not app.openapi_schema:
-            document = get_openapi(
-                title=app.title,
-                version=app.version,
-                description=app.description,
-                routes=app.routes,
-                tags=[
-                    {"name": "match", "description": "Queries to phrases."},
-                    {"name": "operations", "description": "For those who run the service."},
-                ],
-            )
-            document.setdefault("components", {})["schemas"] = requests.components()
-            app.openapi_schema = document
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+        app.refresh_gauges()
+        return Response(app.telemetry.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})

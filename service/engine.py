@@ -191,11 +191,11 @@ class Engine:
         return LivePhrases(
             shape,
             self.phrase_columns,
-            BundlePhrases(len(self), self.ids.find, self._serves),
+            BundlePhrases(len(self), self.ids.find, self.serves),
             honour_match_types=self.settings.honour_match_types,
         )
 
-    def _serves(self, row: int, phrase: PhraseRow) -> bool:
+    def serves(self, row: int, phrase: PhraseRow) -> bool:
         """Whether the bundle's phrase stands for a live one of its id: says the same, or was made later."""
         if phrase.changed <= 1e3 * datetime.fromisoformat(self.bundle.manifest.created).timestamp():
             return True
@@ -321,6 +321,29 @@ class Engine:
             np.clip(products[..., :split].sum(-1), -w_d, w_d),
             np.clip(products[..., split:].sum(-1), -w_c, w_c),
         )
+
+    def scored_vectors(self, rows: np.ndarray) -> np.ndarray:
+        """The vectors of the bundle's phrases that answers are ordered by: rows int64 (n,), float32 (n, dim)."""
+        wide = self.bundle.wide
+        if self._rescorer is None or wide is None:
+            return self._vectors[rows]
+        scales = np.repeat(
+            wide.scales[rows], [wide.encoder_dim, wide.rows.shape[1] - wide.encoder_dim], axis=1
+        )
+        return np.asarray(wide.rows[rows] * scales, np.float32)
+
+    @property
+    def score_split(self) -> int:
+        """Width of the Φ_D part of the vectors that answers are ordered by."""
+        manifest = self.bundle.manifest
+        if self._rescorer is not None and manifest.rescore is not None:
+            return manifest.rescore.encoder_dim
+        return manifest.encoder_dim
+
+    @property
+    def score_dim(self) -> int:
+        """Width of the vectors that answers are ordered by."""
+        return self.bundle.manifest.dim if self._rescorer is None else self._rescorer.dim
 
     @property
     def rescores(self) -> bool:

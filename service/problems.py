@@ -78,6 +78,14 @@ class ProblemError(Exception):
             ]
         return orjson.dumps(document)
 
+    def raw_headers(self) -> list[tuple[bytes, bytes]]:
+        """The response's headers, as ASGI has them."""
+        return [
+            (b"content-type", MEDIA_TYPE.encode()),
+            (b"content-length", b"%d" % len(self.body())),
+            *((name.lower().encode(), value.encode()) for name, value in self.headers.items()),
+        ]
+
     def response(self) -> Response:
         """The HTTP response."""
         return Response(self.body(), self.status, self.headers, MEDIA_TYPE)
@@ -139,8 +147,13 @@ async def _on_validation(_: Request, error: Exception) -> Response:
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return ProblemError(500, "internal-error", "The service failed; its log says why.").response()
+    return bug(f"{request.method} {request.url.path}", error).response()
+
+
+def bug(what: str, error: Exception) -> ProblemError:
+    """Write what failed into the log, and the problem to answer with."""
+    _log.error("%s failed", what, exc_info=error)
+    return ProblemError(500, "internal-error", "The service failed; its log says why.")
 
 
 def install(app: FastAPI) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive, Scope
 
 from service.problems import ProblemError
-
-Result = TypeVar("Result")
 
 # Of a body too long, this much more is read: closed at once, the connection would be reset under a client
 # that still sends, and the answer lost.
@@ -21,11 +17,12 @@ class ClientLeftError(Exception):
     """The client closed its connection before the answer."""
 
 
-async def read_json_body(request: Request, max_bytes: int, timeout: float) -> bytes:
+async def read_json_body(scope: Scope, receive: Receive, max_bytes: int, timeout: float) -> bytes:
     """The body of a request that says it is JSON.
 
     Args:
-        request: the request, nothing read of it yet.
+        scope: the request.
+        receive: gives its body, nothing read of it yet.
         max_bytes: most bytes taken.
         timeout: seconds the client has to send it.
 
@@ -33,39 +30,64 @@ async def read_json_body(request: Request, max_bytes: int, timeout: float) -> by
         ProblemError: 415 another content type, 413 too long, 408 too slow.
         ClientLeftError: the client left while sending.
     """
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise ProblemError(
-            415, "unsupported-media-type", "Send JSON, with the header Content-Type: application/json."
-        )
-    declared = request.headers.get("content-length", "")
+    kind, declared, expects = b"application/json", b"", False
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            kind = value
+        elif name == b"content-length":
+            declared = value
+        elif name == b"expect":
+            expects = True
+    if kind != b"application/json":
+        kind = kind.partition(b";")[0].strip().lower()
+        if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+            raise ProblemError(
+                415, "unsupported-media-type", "Send JSON, with the header Content-Type: application/json."
+            )
     # int() refuses more than some thousand digits.
-    length = 0 if not declared.isdecimal() else int(declared) if len(declared) <= 18 else 10**18
+    length = 0 if not declared.isdigit() else int(declared) if len(declared) <= 18 else 10**18
     enough = max_bytes + _DISCARDED_BYTES
-    if length > enough or (length > max_bytes and "expect" in request.headers):
+    if length > enough or (length > max_bytes and expects):
         raise _too_large(max_bytes)
+    message = await _next(receive, timeout) if length else None
+    if message is not None and not message.get("more_body"):
+        # As good as always it comes whole.
+        body: bytes = message["body"]
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        return body
     parts: list[bytes] = []
     size = 0
+    until = asyncio.get_running_loop().time() + timeout
+    while True:
+        if message is None:
+            message = await _next(receive, until - asyncio.get_running_loop().time(), timeout)
+        part = message.get("body", b"")
+        size += len(part)
+        if size <= max_bytes:
+            parts.append(part)
+        if size > enough or not message.get("more_body"):
+            break
+        message = None
+    if size > max_bytes:
+        raise _too_large(max_bytes)
+    return b"".join(parts)
+
+
+async def _next(receive: Receive, left: float, timeout: float | None = None) -> Message:
     try:
-        async with asyncio.timeout(timeout):
-            async for part in request.stream():
-                size += len(part)
-                if size <= max_bytes:
-                    parts.append(part)
-                elif size > enough:
-                    break
+        async with asyncio.timeout(left):
+            message = await receive()
     except TimeoutError:
         raise ProblemError(
             408,
             "request-timeout",
-            f"The body was not sent within {timeout:g} seconds.",
+            f"The body was not sent within {timeout or left:g} seconds.",
             headers={"Connection": "close"},
         ) from None
-    except ClientDisconnect:
-        raise ClientLeftError from None
-    if size > max_bytes:
-        raise _too_large(max_bytes)
-    return b"".join(parts)
+    if message["type"] == "http.disconnect":
+        raise ClientLeftError
+    return message
 
 
 def _too_large(max_bytes: int) -> ProblemError:
@@ -73,26 +95,3 @@ def _too_large(max_bytes: int) -> ProblemError:
     return ProblemError(
         413, "too-large", f"The body has more than {max_bytes} bytes.", headers={"Connection": "close"}
     )
-
-
-async def while_client_waits(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled when the client leaves first.
-
-    Raises:
-        ClientLeftError: it did.
-    """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientLeftError
-    finally:
-        working.cancel()
-        leaving.cancel()
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

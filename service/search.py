@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,6 +103,30 @@ class Search:
             encoder, classifier = self._rescored(live_rows)
         more = found_pairs(live_rows, encoder, classifier, kept, options.min_score)
         return self._settled(both(pairs, more)), full
+
+    def recall(self) -> tuple[int, int]:
+        """See `index_recall`."""
+        engine, k, vectors = self._engine, self._options.k, self._vectors.narrow
+        search = partial(
+            engine.index.search, ef=engine.settings.ef, admitted=self._scope.searched, off=self._off
+        )
+        exact = partial(engine.index.exact, admitted=self._scope.searched, off=self._off)
+        found = search(vectors, engine.depth(k), denied=self._denied).rows[0]
+        best = exact(vectors, k, denied=self._denied).rows[0]
+        hits, wanted = np.isin(best[best >= 0], found).sum(), (best >= 0).sum()
+        if self._live is not None and self._limit:
+            allowed, denied = self._live_scope
+            width = engine.index.width(engine.settings.ef)
+            depth = min(engine.depth(k), self._limit)
+            live_found, live_best = (
+                self._live.search(
+                    vectors, most, width, self._limit, allowed=allowed, denied=denied, exactly=exactly
+                ).rows[0]
+                for most, exactly in ((depth, False), (min(k, self._limit), True))
+            )
+            hits += np.isin(live_best[live_best >= 0], live_found).sum()
+            wanted += (live_best >= 0).sum()
+        return int(hits), int(wanted)
 
     def _rescored(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         started = time.perf_counter()
@@ -225,3 +250,14 @@ def _denies(denied: Denied, positions: np.ndarray, rows: np.ndarray) -> np.ndarr
         bool,
         len(rows),
     )
+
+
+def index_recall(engine: Engine, query: str, options: MatchOptions) -> tuple[int, int]:
+    """How many of exact search's k best a search through index and live graph finds, and how many there are.
+
+    Of phrases that are found by search, under the same rules; what the query's words lead to is always found.
+    """
+    encoded = engine.encode([query])
+    if not len(encoded.asked):
+        return 0, 0
+    return Search(engine, encoded, options).recall()

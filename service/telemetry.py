@@ -1,20 +1,27 @@
-"""What the service counts and times, for Prometheus."""
+"""What the service counts and times, for Prometheus; of all workers together, whichever is asked.
+
+Workers share a folder (`PROMETHEUS_MULTIPROC_DIR`, set before this is imported): each counts in files of its
+own there, and whoever is asked adds them up. Without the folder a process counts for itself.
+"""
 
 from __future__ import annotations
 
-import time
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    GCCollector,
     Histogram,
-    PlatformCollector,
-    ProcessCollector,
     disable_created_metrics,
+    generate_latest,
+    multiprocess,
 )
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from bidmatch import __version__
 from service.answers import Answer
@@ -39,86 +46,130 @@ SECONDS = (
     5.0,
     10.0,
 )
+SCORES = (-1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
+DROPS = ("queue_full", "deadline", "client_left")
 # The time a series was made is a series of its own, which no one asks for.
 disable_created_metrics()
 
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
-CLIENT_LEFT = 499
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Telemetry:
-    """The metrics of one service, in a registry of their own.
+    """The metrics of one service."""
 
-    Args:
-        engine: the engine whose bundle is served.
-    """
-
-    def __init__(self, engine: Engine):
+    def __init__(self) -> None:
+        self._folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
-        self.requests = Counter(
-            "bidmatch_requests_total",
-            "Requests answered, by route, method and status.",
-            ["route", "method", "status"],
-            registry=self.registry,
-        )
+        self.requests = self._counter("requests", "Requests answered.", ["route", "method", "status"])
         self.request_seconds = self._seconds("request", "Whole requests.", ["route"])
         self.queue_seconds = self._seconds("queue", "Requests waiting for a batch.")
         self.tokenise_seconds = self._seconds("tokenise", "Normalising and tokenising a batch.")
         self.encode_seconds = self._seconds("encode", "Encoding a batch.")
         self.search_seconds = self._seconds("search", "Searching for a batch.")
         self.rescore_seconds = self._seconds("rescore", "Re-scoring what was found for a batch.")
-        self.batch_queries = Histogram(
-            "bidmatch_batch_queries",
-            "Queries in a batch.",
-            buckets=[2**i for i in range(13)],
-            registry=self.registry,
+        self.batch_queries = self._histogram(
+            "batch_queries", "Queries in a batch.", [], [2**i for i in range(13)]
         )
-        self.queue_depth = Gauge("bidmatch_queue_depth", "Queries waiting.", registry=self.registry)
-        self.matches = Histogram(
-            "bidmatch_matches_returned",
+        self.queue_depth = self._gauge("queue_depth", "Queries waiting.")
+        self.matches = self._histogram(
+            "matches_returned",
             "Matches of a query.",
-            buckets=[0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000],
-            registry=self.registry,
+            ["bundle"],
+            [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000],
         )
-        self.dropped = Counter(
-            "bidmatch_dropped_total",
+        self.best_scores = self._histogram(
+            "best_score", "Score of the best match that search found for a query.", ["bundle"], SCORES
+        )
+        self.queries = self._counter(
+            "queries", "Queries answered, with a match or without.", ["bundle", "matched"]
+        )
+        self.dropped = self._counter(
+            "dropped",
             "Requests dropped: the queue was full, the deadline passed, or the client left.",
             ["reason"],
-            registry=self.registry,
         )
-        for reason in ("queue_full", "deadline", "client_left"):
+        for reason in DROPS:
             self.dropped.labels(reason)
-        manifest = engine.bundle.manifest
-        self._info("build", "The software.", {"version": __version__})
-        self._info(
-            "bundle",
-            "The bundle that answers.",
-            {"bundle": engine.bundle_id, "created": manifest.created, "phrases": str(len(engine))},
+        self.clients_refused = self._counter(
+            "clients_refused", "Clients refused or dropped before a request was read.", ["reason"]
         )
-        self._info(
-            "model",
+        self.cache_hits = self._counter("cache_hits", "Queries answered from the cache.")
+        self.cache_misses = self._counter("cache_misses", "Queries that the cache had no answer to.")
+        self.cache_dropped = self._counter("cache_invalidated", "Answers dropped as live phrases changed.")
+        self.cache_bytes = self._gauge("cache_bytes", "Bytes of answers in the cache.")
+        self.live_phrases = self._gauge("live_phrases", "Live phrases that can be matched.", "max")
+        self.live_unlinked = self._gauge("live_unlinked", "Live rows that are searched one by one.", "max")
+        self.live_sequence = self._gauge(
+            "live_sequence", "Latest change of the live phrases in effect.", "min"
+        )
+        self.canary_hits = self._counter(
+            "canary_hits", "Of exact search's best, those that the index found.", ["bundle"]
+        )
+        self.canary_wanted = self._counter(
+            "canary_wanted", "Best phrases that exact search found for samples.", ["bundle"]
+        )
+        self.canary_seconds = self._counter("canary_seconds", "Processor time that checking recall took.")
+        self.recall = self._gauge(
+            "recall",
+            "Recall of the index against exact search, of the latest samples.",
+            "mostrecent",
+            ["bundle"],
+        )
+        self.reloads = self._counter(
+            "reloads", "Bundles that were to take over, by what became of it.", ["outcome"]
+        )
+        for outcome in ("taken", "refused"):
+            self.reloads.labels(outcome)
+        self.degraded = self._gauge("degraded", "Workers that run on another device than was wanted.")
+        self._bundles = self._gauge(
+            "bundle_info", "The bundle that answers.", "mostrecent", ["bundle", "created", "phrases"]
+        )
+        self._models = self._gauge(
+            "model_info",
             "The model in the bundle.",
-            {
-                "model": manifest.model.id,
-                "kind": manifest.model.kind,
-                "dim": str(manifest.dim),
-                "precision": manifest.encoder.precision,
-                "wide_dim": str(manifest.rescore.dim if manifest.rescore else 0),
-                "candidates": str(engine.candidates),
-            },
+            "mostrecent",
+            ["model", "kind", "dim", "precision", "wide_dim", "candidates", "provider"],
         )
+        self._gauge("build_info", "The software.", "max", ["version"]).labels(__version__).set(1)
+        self._info: list[Any] = []
 
-    def _seconds(self, step: str, what: str, labels: list[str] | None = None) -> Histogram:
-        return Histogram(
-            f"bidmatch_{step}_duration_seconds", what, labels or [], buckets=SECONDS, registry=self.registry
-        )
+    def _counter(self, name: str, what: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(f"bidmatch_{name}_total", what, labels, registry=self.registry)
 
-    def _info(self, name: str, what: str, labels: dict[str, str]) -> None:
-        gauge = Gauge(f"bidmatch_{name}_info", what, list(labels), registry=self.registry)
-        gauge.labels(**labels).set(1)
+    def _gauge(self, name: str, what: str, over: str = "livesum", labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(f"bidmatch_{name}", what, labels, registry=self.registry, multiprocess_mode=over)  # type: ignore[arg-type]
+
+    def _histogram(self, name: str, what: str, labels: Sequence[str], buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"bidmatch_{name}", what, labels, buckets=buckets, registry=self.registry)
+
+    def _seconds(self, step: str, what: str, labels: Sequence[str] = ()) -> Histogram:
+        return self._histogram(f"{step}_duration_seconds", what, labels, SECONDS)
+
+    def serves(self, engine: Engine) -> None:
+        """Another bundle answers from now on."""
+        for info in self._info:
+            info.set(0)
+        manifest = engine.bundle.manifest
+        self._info = [
+            self._bundles.labels(engine.bundle_id, manifest.created, str(len(engine))),
+            self._models.labels(
+                manifest.model.id,
+                manifest.model.kind,
+                str(manifest.dim),
+                engine.encoder.precision,
+                str(manifest.rescore.dim if manifest.rescore else 0),
+                str(engine.candidates),
+                engine.encoder.providers[0].removesuffix("ExecutionProvider").lower(),
+            ),
+        ]
+        for info in self._info:
+            info.set(1)
+        self.degraded.set(0 if engine.encoder.fallback is None else 1)
+        bundle = engine.bundle_id
+        self._matches = self.matches.labels(bundle)
+        self._best = self.best_scores.labels(bundle)
+        self._matched = (self.queries.labels(bundle, "false"), self.queries.labels(bundle, "true"))
 
     def batch_started(self, queries: int, waits: list[float]) -> None:
         """A batch left the queue; `waits` are the seconds that its requests waited."""
@@ -126,44 +177,63 @@ class Telemetry:
         for wait in waits:
             self.queue_seconds.observe(wait)
 
-    def batch_done(self, answers: list[Answer]) -> None:
-        """A call of the engine was answered."""
-        timings = answers[0].timings
-        self.tokenise_seconds.observe(timings.tokenise)
-        self.encode_seconds.observe(timings.encode)
-        self.search_seconds.observe(timings.search)
-        if timings.rescore:
-            self.rescore_seconds.observe(timings.rescore)
+    def batch_done(self, engine: Engine, answers: Sequence[Answer]) -> None:
+        """A batch was answered by an engine."""
+        for timings in {id(answer.timings): answer.timings for answer in answers}.values():
+            self.tokenise_seconds.observe(timings.tokenise)
+            self.encode_seconds.observe(timings.encode)
+            self.search_seconds.observe(timings.search)
+            if timings.rescore:
+                self.rescore_seconds.observe(timings.rescore)
+        bundle = engine.bundle_id
+        matches, best = self.matches.labels(bundle), self.best_scores.labels(bundle)
         for answer in answers:
-            self.matches.observe(answer.count)
+            matches.observe(answer.count)
+            self.queries.labels(bundle, "true" if answer.count else "false").inc()
+            if answer.best == answer.best:
+                best.observe(answer.best)
+
+    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        """A request was answered. Unknown routes and methods, a client's to invent, count as one."""
+        known = method if method in _METHODS else "other"
+        self.requests.labels(route, known, str(status)).inc()
+        self.request_seconds.labels(route).observe(seconds)
+
+    def refused_client(self, reason: str) -> None:
+        """A connection was refused or dropped before the application saw a request."""
+        self.clients_refused.labels(reason).inc()
+
+    def text(self) -> bytes:
+        """All metrics, in Prometheus' text format."""
+        if self._folder is None:
+            return generate_latest(self.registry)
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry, path=self._folder)
+        registry.register(_Processes(Path(self._folder)))
+        return generate_latest(registry)
 
 
-class CountRequests:
-    """ASGI middleware: counts and times each request."""
+class _Processes(Collector):
+    """Memory and processor time of the service's processes, by the numbers that they left in the folder."""
 
-    def __init__(self, app: ASGIApp, telemetry: Telemetry):
-        self._app = app
-        self._telemetry = telemetry
+    def __init__(self, folder: Path):
+        self._folder = folder
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on and see how it ends."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started = time.perf_counter()
-        status = 500
-
-        async def watch(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watch)
-        finally:
-            # Paths and methods are the client's to invent, so what isn't known counts as one.
-            route = getattr(scope.get("route"), "path", "other")
-            method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._telemetry.requests.labels(route, method, str(status)).inc()
-            self._telemetry.request_seconds.labels(route).observe(time.perf_counter() - started)
+    def collect(self) -> list[GaugeMetricFamily]:
+        """Read them from /proc; nothing where the system has none."""
+        memory = GaugeMetricFamily(
+            "bidmatch_process_resident_memory_bytes", "Resident memory.", labels=["process"]
+        )
+        seconds = GaugeMetricFamily(
+            "bidmatch_process_cpu_seconds_total", "Processor time used.", labels=["process"]
+        )
+        for file in sorted(self._folder.glob("*.pid")):
+            try:
+                process = Path("/proc") / file.read_text().strip()
+                resident = int((process / "statm").read_text().split()[1]) * _PAGE_BYTES
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+            except (OSError, ValueError, IndexError):
+                continue
+            memory.add_metric([file.stem], resident)
+            seconds.add_metric([file.stem], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+        return [memory, seconds]

@@ -133,6 +133,10 @@ class TextEncoder:
         """Token ids of texts that are normalised and folded (see `bidmatch.base.text.key`) already."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(keys)]
 
+    def tokens(self, key: str) -> list[str]:
+        """The tokens of a text that is normalised and folded already."""
+        return list(self._tokenizer.encode(key).tokens)
+
     def run(self, ids: np.ndarray, mask: np.ndarray) -> QueryVectors:
         """Vectors of what `tokenise` gave."""
         if not len(ids):
@@ -217,14 +221,18 @@ class QueryEncoder(TextEncoder):
         """
         if provider == "cpu":
             return cls(bundle, threads)
+        # What ONNX Runtime would print, in colours, the error says.
+        onnxruntime.set_default_logger_severity(4)
         try:
             return cls(bundle, threads, providers=CUDA, precision="fp32")
         except ConfigError as error:
             if provider == "cuda":
                 raise
             encoder = cls(bundle, threads)
-            encoder.fallback = str(error)
+            encoder.fallback = error.reason
             return encoder
+        finally:
+            onnxruntime.set_default_logger_severity(2)
 
 
 def load_tokenizer(bundle: Bundle) -> Tokenizer:

@@ -221,7 +221,7 @@ class PhraseIndex:
         Raises:
             ValueError: k < 1, or the vectors have the wrong shape or are not finite.
         """
-        if admitted is not None and self._compares(admitted, max(k, self.width(ef))):
+        if admitted is not None and self.compares(admitted, max(k, self.width(ef))):
             return self.exact(vectors, k, admitted=admitted, off=off, denied=denied)
         found = self._graph.search(
             self._checked(vectors, k),
@@ -260,8 +260,11 @@ class PhraseIndex:
         """The ef that a search runs with which asks for `ef`, unless it asks for more phrases than that."""
         return min(max(self.ef, ef or 0), self.count)
 
-    def _compares(self, admitted: Admitted, ef: int) -> bool:
-        return admitted.rows is not None and admitted.count**2 <= _COMPARED * ef * self.count
+    def compares(self, admitted: Admitted | None, ef: int) -> bool:
+        """Whether a search of this width compares all admitted rows, for they are few."""
+        if admitted is None or admitted.rows is None:
+            return False
+        return admitted.count**2 <= _COMPARED * ef * self.count
 
     def _checked(self, vectors: np.ndarray, k: int) -> np.ndarray:
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)

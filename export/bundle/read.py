@@ -98,6 +98,7 @@ class Bundle:
         vectors: float32 (L, dim), [w_D Φ_D(z) ⊕ w_C N(Ψ)], row i for phrase i. Memory-mapped, read-only.
         wide: the vectors that re-score what the index finds; None where the bundle has none.
         lookups: how phrases are found by their texts. Memory-mapped, read-only.
+        stamps: what tells a file from another one, or from itself written to, by its name.
     """
 
     path: Path
@@ -106,8 +107,8 @@ class Bundle:
     vectors: np.ndarray
     wide: WideVectors | None
     lookups: Lookups
+    stamps: Mapping[str, tuple[int, ...]] = field(repr=False)
     _files: Mapping[str, BinaryIO] = field(repr=False)
-    _stamps: Mapping[str, tuple[int, ...]] = field(repr=False)
 
     def read_bytes(self, name: str) -> bytes:
         """The bytes of a file, verified once more as they are handed over.
@@ -133,7 +134,7 @@ class Bundle:
 
     def check_unchanged(self, name: str) -> None:
         """Raises DamagedError where a file was written to since it was verified."""
-        if _stamp(self._files[name]) != self._stamps[name]:
+        if _stamp(self._files[name]) != self.stamps[name]:
             _damaged(self.path, f"{name} changed after it was opened")
 
     def close(self) -> None:
@@ -150,7 +151,7 @@ class Bundle:
         self.close()
 
 
-def open_bundle(path: Path) -> Bundle:
+def open_bundle(path: Path, *, stamps: Mapping[str, tuple[int, ...]] | None = None) -> Bundle:
     """Verify a bundle and open it.
 
     The manifest's checksum and schema, the list of files, their kinds, sizes and SHA-256, and then, of bytes
@@ -158,6 +159,8 @@ def open_bundle(path: Path) -> Bundle:
 
     Args:
         path: the bundle's folder (a link to a folder will do).
+        stamps: `Bundle.stamps` of another process of this machine that has verified the bundle: files that are
+            still the same ones are not read again.
 
     Raises:
         DamagedError: anything is missing, superfluous, altered or of another format version; it says what.
@@ -169,10 +172,10 @@ def open_bundle(path: Path) -> Bundle:
         _damaged(path, "it is no folder")
     if path.resolve().name.endswith(PARTIAL_SUFFIX):
         _damaged(path, "an export that never finished left it behind")
-    return verify_folder(path)
+    return verify_folder(path, stamps=stamps)
 
 
-def verify_folder(path: Path) -> Bundle:
+def verify_folder(path: Path, *, stamps: Mapping[str, tuple[int, ...]] | None = None) -> Bundle:
     """`open_bundle` without the look at the folder's name, for a bundle that is still to get its own."""
     manifest = _read_manifest(path)
     _check_listing(path, manifest)
@@ -180,8 +183,9 @@ def verify_folder(path: Path) -> Bundle:
     try:
         for name in sorted(manifest.files):
             files[name] = _open_regular(path, name)
-        stamps = {name: _stamp(stream) for name, stream in files.items()}
-        _check_contents(path, manifest, files)
+        found = {name: _stamp(stream) for name, stream in files.items()}
+        if found != stamps:
+            _check_contents(path, manifest, files)
         phrases = _read_phrases(path, manifest, files[PHRASES])
         vectors = _read_vectors(path, manifest, files[VECTORS])
         wide = _read_wide(path, manifest, files)
@@ -191,7 +195,7 @@ def verify_folder(path: Path) -> Bundle:
         for stream in files.values():
             stream.close()
         raise
-    return Bundle(path, manifest, phrases, vectors, wide, lookups, files, stamps)
+    return Bundle(path, manifest, phrases, vectors, wide, lookups, found, files)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -282,7 +286,7 @@ def _open_regular(path: Path, name: str) -> BinaryIO:
 
 def _stamp(stream: BinaryIO) -> tuple[int, ...]:
     status = os.fstat(stream.fileno())
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _descriptor_path(stream: BinaryIO, path: Path) -> str:

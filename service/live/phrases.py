@@ -248,6 +248,32 @@ class LivePhrases:
             keep[at] = now == row or (now is not None and now >= limit)
         return keep
 
+    def row_of(self, id: str) -> int | None:
+        """The row of a phrase that can be matched, or None."""
+        return self._row_of.get(id)
+
+    def bundle_row_is_off(self, row: int) -> bool:
+        """Whether a row of the bundle is paused, removed or replaced."""
+        return self.bundle_off is not None and bool(self.bundle_off[row >> 3] >> (row & 7) & 1)
+
+    def nearest(self, vectors: np.ndarray, k: int) -> list[int]:
+        """The rows nearest to one vector, float32 (1, dim), under no rule but their own state."""
+        limit = self.limit
+        if not limit:
+            return []
+        rows = self.search(vectors, min(k, limit), k, limit, allowed=None, denied=None).rows[0]
+        return [int(row) for row in rows if row >= 0]
+
+    def holds(self, id: str) -> bool:
+        """Whether a phrase of this id can be matched as a live one."""
+        return id in self._row_of
+
+    def scored(self, vectors: QueryVectors) -> np.ndarray:
+        """What phrases with these vectors of the encoder are scored with, float32 (n, dim)."""
+        if self._shape.wide_dim:
+            return self._shape.weighted_wide(vectors.wide)
+        return self._shape.weighted(vectors.narrow)
+
     def rows_of(self, ids: Sequence[str], limit: int) -> np.ndarray:
         """The rows before `limit` that the phrases of these ids have now, int64."""
         found = (self._row_of.get(one) for one in ids)

@@ -118,6 +118,7 @@ ALLOWED = {
     "export.bundle": ("export.bundle", "bidmatch.base"),
     "export": ("export", "trainer", "bidmatch.base"),
     "service": ("service", "export.bundle", "bidmatch.base"),
+    "bidmatch.client": ("bidmatch.client",),
 }
 
 
@@ -183,14 +184,15 @@ def test_packages_that_import_nothing(package: str) -> None:
     assert imports(package) == ()
 
 
-def _declared() -> tuple[set[str], set[str]]:
-    """Names of distributions: of the serving install, of the training extra."""
+def _declared() -> tuple[set[str], set[str], set[str]]:
+    """Names of distributions: of the serving install, of the training extra, of the client extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     def names(requirements: list[str]) -> set[str]:
         return {_canonical(re.split(r"[\[<>=!~; ]", one)[0]) for one in requirements}
 
-    return names(project["dependencies"]), names(project["optional-dependencies"]["train"])
+    extras = project["optional-dependencies"]
+    return names(project["dependencies"]), names(extras["train"]), names(extras["client"])
 
 
 # FastAPI is made of Starlette, and its documentation has users import from there.
@@ -202,7 +204,7 @@ def _canonical(name: str) -> str:
 
 
 def test_every_imported_package_is_declared_where_it_is_needed() -> None:
-    serving, training = _declared()
+    serving, training, client = _declared()
     providers = packages_distributions()
     wrong = []
     for module in MODULES:
@@ -212,13 +214,15 @@ def test_every_imported_package_is_declared_where_it_is_needed() -> None:
                 continue
             named = {_canonical(CARRIED.get(name, name)) for name in providers.get(package, [])}
             allowed = serving if within(module, *SERVING) else serving | training
+            if within(module, "bidmatch.client"):
+                allowed = client
             if not named & allowed:
                 wrong.append(f"{module}, line {one.line}: {package} ({', '.join(named) or 'not installed'})")
     assert wrong == []
 
 
 def test_a_missing_package_of_training_is_known_as_one() -> None:
-    serving, training = _declared()
+    serving, training, _ = _declared()
     providers = packages_distributions()
     known = {
         package

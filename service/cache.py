@@ -1,0 +1,204 @@
+"""Whole answers, kept while they are right: the latest used, bounded in bytes.
+
+An answer is dropped when a change of the live phrases could change it, and not before: when a phrase leaves
+that is in it; when one comes that equals the query, or whose score reaches the answer's last one. For that each
+answer has a guard: the query's vector in 8 bits, its last score, and a filter of the ids that are in it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from export.bundle import _native
+from service.options import MatchOptions
+
+# Beside the bytes of an answer: objects, keys, the slot.
+_ENTRY_BYTES = 400
+# Scores from vectors in 8 bits may be off by less than this.
+_SCORE_ERROR = 0.03
+# Products that checking new phrases against all guards may cost; beyond it, all answers are dropped.
+_MOST_PRODUCTS = 500_000_000
+_FILTER_WORDS = 4
+_NO_WEIGHT = 1e9
+
+Key = tuple[str, MatchOptions]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """When an answer is no longer right.
+
+    Attributes:
+        vector: int8 (dim,), the query's vector that answers are ordered by.
+        scales: float32 (2,), of its two parts.
+        last: the score of the answer's last match; -inf where there was room for more.
+        ids: uint64 (4,), a Bloom filter of the matches' ids.
+        version: of the live phrases that were searched.
+    """
+
+    vector: np.ndarray
+    scales: np.ndarray
+    last: float
+    ids: np.ndarray
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An answer in the cache: JSON of its matches, and how many they are."""
+
+    matches: bytes
+    count: int
+
+
+def id_filter(ids: Sequence[str]) -> np.ndarray:
+    """A Bloom filter of ids, uint64 (4,)."""
+    words = [0] * _FILTER_WORDS
+    for one in ids:
+        mixed = hash(one)
+        for shift in (0, 8):
+            bit = mixed >> shift & 255
+            words[bit >> 6] |= 1 << (bit & 63)
+    return np.array(words, np.uint64)
+
+
+class AnswerCache:
+    """The answers of one bundle. Safe to use from several threads at once.
+
+    Args:
+        max_bytes: most bytes of all answers; 0 keeps none.
+        dim: width of the guards' vectors.
+        split: width of their Φ_D part.
+
+    Attributes:
+        nbytes: bytes of what is kept, roughly.
+    """
+
+    def __init__(self, max_bytes: int, dim: int, split: int):
+        self._max_bytes, self._dim, self._split = max_bytes, dim, split
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Key, tuple[Kept, int]] = OrderedDict()
+        self._key_of: list[Key | None] = []
+        self._free: list[int] = []
+        self._of_query: dict[str, set[int]] = {}
+        self._vectors = np.zeros((0, dim), np.int8)
+        self._scales = np.zeros((0, 2), np.float32)
+        self._last = np.zeros(0, np.float32)
+        self._ids = np.zeros((0, _FILTER_WORDS), np.uint64)
+        self._version = 0
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is ever kept."""
+        return self._max_bytes > 0
+
+    def get(self, query: str, options: MatchOptions) -> Kept | None:
+        """The answer to a query, by its key (see `bidmatch.base.text.key`)."""
+        key = (query, options)
+        with self._lock:
+            found = self._entries.get(key)
+            if found is None:
+                return None
+            self._entries.move_to_end(key)
+            return found[0]
+
+    def put(self, query: str, options: MatchOptions, answer: Kept, guard: Guard) -> None:
+        """Keep an answer, unless phrases changed since its search began; the least recently used make room."""
+        size = len(answer.matches) + 2 * len(query) + self._dim + _ENTRY_BYTES
+        if size > self._max_bytes:
+            return
+        key = (query, options)
+        with self._lock:
+            if guard.version < self._version:
+                return
+            if key in self._entries:
+                self._drop(key)
+            slot = self._free.pop() if self._free else self._new_slot()
+            self._vectors[slot], self._scales[slot] = guard.vector, guard.scales
+            self._last[slot], self._ids[slot] = guard.last, guard.ids
+            self._key_of[slot] = key
+            self._of_query.setdefault(query, set()).add(slot)
+            self._entries[key] = (answer, slot)
+            self.nbytes += size
+            while self.nbytes > self._max_bytes:
+                self._drop(next(iter(self._entries)))
+
+    def changed(self, version: int, keys: Sequence[str], vectors: np.ndarray, gone: Sequence[str]) -> int:
+        """Live phrases changed: drop the answers that may be wrong now. Returns how many.
+
+        Args:
+            version: of the live phrases after the change.
+            keys: keys of the phrases that came.
+            vectors: float32 (m, dim), theirs, as they are scored.
+            gone: ids of the phrases that left.
+        """
+        with self._lock:
+            self._version = max(self._version, version)
+            before = len(self._entries)
+            count = len(self._key_of)
+            if not before:
+                return 0
+            if len(vectors) * count * self._dim > _MOST_PRODUCTS:
+                self._clear()
+                return before
+            wrong = np.zeros(count, bool)
+            for key in keys:
+                wrong[list(self._of_query.get(key, ()))] = True
+            if len(vectors):
+                rows = np.broadcast_to(np.arange(count), (len(vectors), count))
+                encoder, classifier = _native.score_wide(
+                    np.ascontiguousarray(vectors, np.float32),
+                    np.ascontiguousarray(rows),
+                    self._vectors[:count],
+                    self._scales[:count],
+                    split=self._split,
+                    encoder_weight=_NO_WEIGHT,
+                    classifier_weight=_NO_WEIGHT,
+                )
+                wrong |= ((encoder + classifier) >= self._last[:count] - _SCORE_ERROR).any(axis=0)
+            for one in gone:
+                mine = id_filter([one])
+                wrong |= (self._ids[:count] & mine == mine).all(axis=1)
+            for slot in np.flatnonzero(wrong).tolist():
+                key_of = self._key_of[slot]
+                if key_of is not None:
+                    self._drop(key_of)
+            return before - len(self._entries)
+
+    def _drop(self, key: Key) -> None:
+        answer, slot = self._entries.pop(key)
+        self._key_of[slot] = None
+        slots = self._of_query[key[0]]
+        slots.discard(slot)
+        if not slots:
+            del self._of_query[key[0]]
+        self._free.append(slot)
+        self.nbytes -= len(answer.matches) + 2 * len(key[0]) + self._dim + _ENTRY_BYTES
+
+    def _clear(self) -> None:
+        self._entries.clear()
+        self._of_query.clear()
+        self._free = list(range(len(self._key_of)))
+        self._key_of = [None] * len(self._key_of)
+        self.nbytes = 0
+
+    def _new_slot(self) -> int:
+        slot = len(self._key_of)
+        self._key_of.append(None)
+        if slot == len(self._last):
+            more = max(256, 2 * slot)
+            for name in ("_vectors", "_scales", "_last", "_ids"):
+                old = getattr(self, name)
+                new = np.zeros((more, *old.shape[1:]), old.dtype)
+                new[:slot] = old
+                setattr(self, name, new)
+        return slot

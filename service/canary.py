@@ -1,0 +1,87 @@
+"""Is the index still as good as exact search? Some of the queries that are served are searched both ways.
+
+Off the hot path: on one thread of low priority, which samples only as often as its share of one processor
+allows, however many queries come.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from service.engine import Engine
+from service.options import MatchOptions
+from service.search import index_recall
+from service.telemetry import Telemetry
+
+# Of a processor's time.
+_MOST_TIME = 0.02
+_WAITING = 16
+_AVERAGED = 200
+
+
+class Canary:
+    """See the module.
+
+    Args:
+        share: of the queries, which are sampled; 0 turns it off.
+        telemetry: gets what is found.
+    """
+
+    def __init__(self, share: float, telemetry: Telemetry):
+        self._share, self._telemetry = share, telemetry
+        self._chance = random.Random()
+        self._waiting: queue.Queue[tuple[Engine, str, MatchOptions] | None] = queue.Queue(_WAITING)
+        self._rest_until = 0.0
+        self._latest: deque[tuple[str, int, int]] = deque(maxlen=_AVERAGED)
+        self._thread: threading.Thread | None = None
+        if share:
+            self._thread = threading.Thread(target=self._run, name="canary", daemon=True)
+            self._thread.start()
+
+    def offer(self, engine: Engine, queries: Sequence[str], options: MatchOptions) -> None:
+        """Perhaps take one of these queries as a sample."""
+        if not self._share or time.monotonic() < self._rest_until or self._chance.random() >= self._share:
+            return
+        try:
+            self._waiting.put_nowait((engine, self._chance.choice(queries), options))
+        except queue.Full:
+            return
+
+    def stop(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._share = 0.0
+            while True:
+                try:
+                    self._waiting.put_nowait(None)
+                    break
+                except queue.Full:
+                    self._waiting.get_nowait()
+            self._thread.join()
+
+    def _run(self) -> None:
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        while (sample := self._waiting.get()) is not None:
+            engine, query, options = sample
+            started = time.thread_time()
+            hits, wanted = index_recall(engine, query, options)
+            used = time.thread_time() - started
+            del sample
+            self._rest_until = time.monotonic() + used / _MOST_TIME
+            if not wanted:
+                continue
+            bundle = engine.bundle_id
+            self._telemetry.canary_seconds.inc(used)
+            self._telemetry.canary_hits.labels(bundle).inc(hits)
+            self._telemetry.canary_wanted.labels(bundle).inc(wanted)
+            self._latest.append((bundle, hits, wanted))
+            mine = [(hit, of) for name, hit, of in self._latest if name == bundle]
+            self._telemetry.recall.labels(bundle).set(sum(hit for hit, _ in mine) / sum(of for _, of in mine))
