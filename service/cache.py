@@ -1,8 +1,8 @@
 """Whole answers, kept while they are right: the latest used, bounded in bytes.
 
 An answer is dropped when a change of the live phrases could change it, and not before: when a phrase leaves
-that is in it; when one comes that equals the query, or whose score reaches the answer's last one. For that each
-answer has a guard: the query's vector in 8 bits, its last score, and a filter of the ids that are in it.
+that is in it; when one comes that equals the query, or whose score reaches the answer's last one. For that
+each answer has a guard: the query's vector in 8 bits, its last score, and a filter of the ids that are in it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class AnswerCache:
             return found[0]
 
     def put(self, query: str, options: MatchOptions, answer: Kept, guard: Guard) -> None:
-        """Keep an answer, unless phrases changed since its search began; the least recently used make room."""
+        """Keep an answer unless phrases changed since its search began; the least recently used make room."""
         size = len(answer.matches) + 2 * len(query) + self._dim + _ENTRY_BYTES
         if size > self._max_bytes:
             return

@@ -323,7 +323,7 @@ class Engine:
         )
 
     def scored_vectors(self, rows: np.ndarray) -> np.ndarray:
-        """The vectors of the bundle's phrases that answers are ordered by: rows int64 (n,), float32 (n, dim)."""
+        """The vectors of some of the bundle's phrases that answers are ordered by: float32 (n, dim)."""
         wide = self.bundle.wide
         if self._rescorer is None or wide is None:
             return self._vectors[rows]

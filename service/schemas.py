@@ -73,8 +73,8 @@ class Match(BaseModel):
         "bundle has a calibration",
     )
     source: Literal["index", "exact", "live"] = Field(
-        description="`exact`: equals the normalised query, so it stands first; `index`: a phrase of the bundle, "
-        "found by search; `live`: likewise, a phrase that was added since"
+        description="`exact`: equals the normalised query, so it stands first; `index`: a phrase of the "
+        "bundle, found by search; `live`: likewise, a phrase that was added since"
     )
     columns: dict[str, Any] = Field(
         default={}, description="the phrase's other columns, such as its match type"
@@ -155,7 +155,7 @@ class Reloaded(BaseModel):
     phrases: int = Field(description="phrases of the bundle")
     live_phrases: int = Field(description="live phrases that are matched beside them")
     agreement: float | None = Field(
-        description="share of the matches of recent queries that the bundle before had, too; null without such"
+        description="share of the bundle before's matches of recent queries that it finds, too; null without such"
     )
     seconds: float = Field(description="how long it took")
 
@@ -378,16 +378,9 @@ class MatchRequests:
 
     def components(self) -> dict[str, Any]:
         """OpenAPI schemas of the requests and of every answer."""
-        bodies: list[type[BaseModel]] = [*self.models, self.explained, self.phrases, ReloadRequest]
-        answers: list[type[BaseModel]] = [
-            OneAnswer,
-            ManyAnswers,
-            PhraseState,
-            PhraseStates,
-            Reloaded,
-            Explanation,
-        ]
-        models = [*bodies, *answers, Health, Readiness, Problem]
+        models: list[type[BaseModel]] = [*self.models, self.explained, self.phrases, ReloadRequest]
+        models += [OneAnswer, ManyAnswers, PhraseState, PhraseStates, Reloaded, Explanation]
+        models += [Health, Readiness, Problem]
         _, schema = models_json_schema(
             [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
         )

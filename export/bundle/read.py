@@ -159,8 +159,8 @@ def open_bundle(path: Path, *, stamps: Mapping[str, tuple[int, ...]] | None = No
 
     Args:
         path: the bundle's folder (a link to a folder will do).
-        stamps: `Bundle.stamps` of another process of this machine that has verified the bundle: files that are
-            still the same ones are not read again.
+        stamps: `Bundle.stamps` of another process of this machine that has verified the bundle: files that
+            are still the same ones are not read again.
 
     Raises:
         DamagedError: anything is missing, superfluous, altered or of another format version; it says what.

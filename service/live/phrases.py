@@ -87,8 +87,8 @@ class LivePhrases:
         shape: of the vectors.
         schema: the columns that phrases have, such as `match_type`.
         bundle: the phrases that these are added to.
-        honour_match_types: whether match types are honoured: phrases that are not broad are then found by their
-            words alone.
+        honour_match_types: whether match types are honoured: phrases that are not broad are then found by
+            their words alone.
 
     Attributes:
         limit: number of rows that searches may look at.
