@@ -24,6 +24,7 @@ MAX_ID_CHARS = 128
 REQUEST_ID_HEADER = b"x-request-id"
 TRACEPARENT_HEADER = b"traceparent"
 
+# The id of the request that is worked on; lines that are logged meanwhile carry it.
 current_request: ContextVar[str | None] = ContextVar("bidmatch_request", default=None)
 
 _VISIBLE = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_ID_CHARS)
@@ -39,13 +40,6 @@ _random = random.Random()
 os.register_at_fork(after_in_child=_random.seed)
 
 _access = logging.getLogger("bidmatch.access")
-
-
-def begin(scope: Mapping[str, Any]) -> str:
-    """The id of a request that begins; the lines that are logged while it is worked on carry it."""
-    name = request_id(scope)
-    current_request.set(name)
-    return name
 
 
 def request_id(scope: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from service import logs
-from service.logs import AccessLog, JsonFormatter, TextFormatter, announcer, begin, log_config, request_id
+from service.logs import AccessLog, JsonFormatter, TextFormatter, announcer, log_config, request_id
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -123,7 +123,7 @@ def written() -> Iterator[Callable[[str], io.StringIO]]:
 
 def in_a_request(work: Callable[[], object], *headers: tuple[str, str]) -> None:
     def working() -> None:
-        begin(scope(*headers))
+        logs.current_request.set(request_id(scope(*headers)))
         work()
 
     contextvars.Context().run(working)
@@ -287,7 +287,7 @@ def test_no_query_is_in_it_otherwise(written: Callable, log_format: str) -> None
     assert "texts" not in line
 
 
-def test_an_access_line_of_a_request_that_was_not_begun(written: Callable) -> None:
+def test_an_access_line_of_a_request_whose_id_was_not_set(written: Callable) -> None:
     stream = written("json")
     lonely = scope(("X-Request-Id", "abc"), method="GET") | {"client": None}
     contextvars.Context().run(AccessLog(True, True).write, lonely, "/healthz", 200, 0.0, None, None)
