@@ -499,6 +499,8 @@ class GrowingColumns:
 
 
 def _decoded(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(type_) and pa.types.is_dictionary(type_.value_type):
+        return pa.list_(type_.value_type.value_type)
     return type_.value_type if pa.types.is_dictionary(type_) else type_
 
 

@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 
 from bidmatch.base.errors import ConfigError
 from bidmatch.base.text import key
+from export.bundle.lookup import words
 from service.rules.ranges import in_order, places
 from service.rules.selection import few
-from service.rules.words import Vocabulary, split, words
+from service.rules.words import Vocabulary, split
 
 NEGATIVE_KEYWORDS = "negative_keywords"
 
@@ -37,20 +38,19 @@ class Kind(IntEnum):
 _SIGNS = {('"', '"'): Kind.RUN, ("[", "]"): Kind.WHOLE}
 
 
-def kind_of(keyword: str) -> Kind:
-    """The kind that a keyword's notation says; its words are those of its text, signs and all."""
-    text = key(keyword)
+def kind_of(text: str) -> Kind:
+    """The kind that the notation of a keyword's key says; its words are those of the key, signs and all."""
     return _SIGNS.get((text[0], text[-1]), Kind.ALL) if len(text) > 1 else Kind.ALL
 
 
 def _kinds(keywords: pa.Array) -> np.ndarray:
-    """`kind_of` each keyword (large_string, no nulls): uint8."""
+    """`kind_of` the key of each keyword (large_string, no nulls): uint8."""
     kinds = np.zeros(len(keywords), np.uint8)
     for kind, pattern in ((Kind.RUN, '".*"'), (Kind.WHOLE, r"\[.*\]")):
         found = pc.match_substring_regex(keywords, pattern=f"(?s)^{_ENDS}{pattern}{_ENDS}$")
         kinds[found.to_numpy(zero_copy_only=False)] = kind
     other = np.flatnonzero(~pc.string_is_ascii(keywords).to_numpy(zero_copy_only=False))
-    kinds[other] = [kind_of(one) for one in keywords.take(pa.array(other)).to_pylist()]
+    kinds[other] = [kind_of(key(one)) for one in keywords.take(pa.array(other)).to_pylist()]
     return kinds
 
 
@@ -270,11 +270,12 @@ class GrowingNegatives:
         """The keyword's number, or -1 if it has no words."""
         number = self._numbers.get(keyword)
         if number is None:
-            spoken = tuple(words(keyword))
+            text = key(keyword)
+            spoken = tuple(words(text))
             number = self._numbers[keyword] = len(self._words) if spoken else -1
             if spoken:
                 self._spelled.append(keyword.strip())
-                self._kinds.append(kind_of(keyword))
+                self._kinds.append(kind_of(text))
                 self._words.append(spoken)
                 self._rows.append(array("i"))
                 rarest = min(spoken, key=lambda word: len(self._filed.get(word, ())))

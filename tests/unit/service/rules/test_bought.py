@@ -212,9 +212,10 @@ def test_no_phrases_no_queries_no_words() -> None:
 @pytest.mark.parametrize("length", [MAX_WORDS, MAX_WORDS + 1])
 def test_huge_queries_and_phrases_are_looked_at_as_far_as_the_bound(length: int) -> None:
     query = [f"w{at}" for at in range(1000)]
-    texts = [" ".join(query[:length]), " ".join(query[length - 1 : length]), f"w{MAX_WORDS - 1}"]
+    beyond = f"w{MAX_WORDS - 1} w{MAX_WORDS}"
+    texts = [" ".join(query[:length]), " ".join(query[length - 1 : length]), f"w{MAX_WORDS - 1}", beyond]
     growing = GrowingRuns()
-    growing.extend(texts, range(3))
+    growing.extend(texts, range(4))
     for runs in (runs_of(*texts), growing):
         assert runs.find([query])[1].tolist() == ([0, 1, 2] if length == MAX_WORDS else [2])
 
@@ -240,7 +241,7 @@ def test_notation_is_read_the_same_way_one_by_one_and_in_columns(one: str) -> No
         wanted = Kind.RUN
     elif written[:1] == "[" and written[-1:] == "]":
         wanted = Kind.WHOLE
-    assert kind_of(one) == wanted
+    assert kind_of(written) == wanted
     if words_of(one):
         assert Negatives(pa.array([[one]]))._kinds.tolist() == [wanted]
 
@@ -296,6 +297,17 @@ def test_a_text_with_commas_is_split_and_an_element_with_commas_is_not() -> None
     assert Negatives(pa.array(["free, used shoes"])).blocked(["free"]).tolist() == [0]
     assert Negatives(pa.array([["free, used shoes"]])).blocked(["free"]).tolist() == []
     assert Negatives(pa.array([["free, used shoes"]])).blocked(["shoes", "used", "free"]).tolist() == [0]
+
+
+def test_an_exact_negative_keyword_hits_its_own_words_in_their_order_alone() -> None:
+    values = [["[red shoes]"], ["[red red]"]]
+    growing = GrowingNegatives()
+    growing.extend(values)
+    for negatives in (Negatives(pa.array(values)), growing):
+        assert negatives.blocked(["red", "shoes"]).tolist() == [0]
+        assert negatives.blocked(["red", "red"]).tolist() == [1]
+        for query in (["shoes", "red"], ["red", "shoes", "red"], ["red"], ["red", "shoes", "now"]):
+            assert negatives.blocked(query).tolist() == []
 
 
 def test_the_keyword_that_hit_is_told_as_it_is_written() -> None:

@@ -232,6 +232,13 @@ def test_growing_columns_take_each_type_as_the_schema_has_it() -> None:
     assert len(growing) == 1
 
 
+def test_growing_columns_of_lists_of_a_dictionary() -> None:
+    growing = GrowingColumns(pa.schema([("tags", pa.list_(pa.dictionary(pa.int8(), pa.string())))]))
+    for tags in ([["a"]], [["b", "a"], None]):
+        growing.extend(pa.table({"tags": pa.array(tags, pa.list_(pa.string()))}))
+    assert growing.select(parse_filter({"tags": "a"}, growing.schema)).rows().tolist() == [0, 1]
+
+
 def test_a_row_beyond_the_last_is_an_error() -> None:
     growing = GrowingColumns(SCHEMA)
     with pytest.raises(IndexError):
