@@ -155,7 +155,7 @@ class Reloaded(BaseModel):
     phrases: int = Field(description="phrases of the bundle")
     live_phrases: int = Field(description="live phrases that are matched beside them")
     agreement: float | None = Field(
-        description="share of the bundle before's matches of recent queries that it finds, too; null without such"
+        description="share of the earlier bundle's matches of recent queries that it finds, too; null without"
     )
     seconds: float = Field(description="how long it took")
 

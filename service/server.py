@@ -3,7 +3,7 @@ requests.
 
 The parent process opens and verifies bundles and watches over the workers; it answers no request. Workers are
 forked from it, so what is mapped or read before is in memory once, and each makes its ONNX Runtime sessions
-and threads for itself. They all accept from one socket, so a worker that dies leaves no connection unaccepted.
+and threads for itself. They all accept from one socket, so a worker that dies leaves no connection waiting.
 """
 
 from __future__ import annotations

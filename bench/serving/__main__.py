@@ -15,8 +15,8 @@ table shows the generator's share, and its own ceiling is measured, too.
    single requests), and what the service adds to a single query (`overhead_ms`).
 3. Cache hits beside the empty route (`cache_ratio`).
 
-Everything takes its turn in every round, and servers that are not measured are stopped meanwhile. Exits with
-1 where a figure misses what is wanted of it.
+Everything takes its turn in every round, and servers that are not measured are stopped meanwhile. What they
+say is in WORK/logs. Exits with 1 where a figure misses what is wanted of it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,68 +112,105 @@ def prepare(work: Path, scratch: Path, phrases: int, bag_phrases: int) -> Files:
     )
 
 
+class Stage:
+    """Starts servers, each stopped where it stands until it is measured, and ends them all.
+
+    Args:
+        files: what they serve.
+        logs: folder for what they say.
+        workers: processes of each of ours and of the empty route.
+        stack: ends them.
+    """
+
+    def __init__(self, files: Files, logs: Path, workers: int, stack: ExitStack):
+        self._files, self._logs, self._workers, self._stack = files, logs, workers, stack
+        self._options = serve_options()
+        self._peer = peers.Peer(files.minilm, files.heads)
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether this `bidmatch serve` has one."""
+        return "--cache-mb" in self._options
+
+    def _paused(self, starting: AbstractContextManager[Server]) -> Server:
+        server = self._stack.enter_context(starting)
+        server.pause()
+        return server
+
+    def ours(self, name: str, bundle: Path, *, cache: bool = False) -> Server:
+        """`bidmatch serve` with its default settings, but for the cache."""
+        settings = {"workers": self._workers} | ({} if cache else {"cache_mb": 0})
+        return self._paused(bidmatch(name, bundle, self._logs, flags_for(self._options, **settings)))
+
+    def naives(self) -> list[Target]:
+        """The naive service with the threads that torch takes, and with one."""
+        return [
+            Target(
+                f"naive, torch's threads: {threads or 'its own choice'}",
+                self._paused(peers.naive(self._peer, self._logs, threads)),
+                self._files.bodies,
+                tried=(1, 8, 32),
+            )
+            for threads in (None, 1)
+        ]
+
+    def infinity(self) -> Target:
+        """The gateway and infinity-emb."""
+        servers = self._stack.enter_context(peers.infinity(self._peer, self._logs))
+        for server in servers:
+            server.pause()
+        gateway, embedder = servers
+        return Target("infinity-emb", gateway, self._files.bodies, (embedder,), tried=(8, 32, 64))
+
+    def route(self, answer: Path) -> Target:
+        """The empty route that returns these bytes."""
+        server = self._paused(peers.route(answer, self._logs, self._workers))
+        return Target("empty route", server, self._files.bodies)
+
+    def cached(self, tuning: Measurement) -> Target:
+        """Ours with all answers in its cache that it will be asked for."""
+        server = self.ours("cached", self._files.bag, cache=True)
+        once = Target("bidmatch, filling its cache", server, self._files.repeated)
+        for _ in range(2):  # where a first connection did not reach a worker, a second one may
+            tuning.put(once, 2 * tuning.settings.tuning_s, 32, warm_up=0)
+        return Target("bidmatch, cache hits", server, self._files.drawn)
+
+
 @contextmanager
 def started(
-    files: Files, scratch: Path, settings: Settings, workers: int, *, with_infinity: bool
+    files: Files, scratch: Path, logs: Path, settings: Settings, workers: int, *, with_infinity: bool
 ) -> Iterator[tuple[Targets, dict[str, Any]]]:
     """All servers, tuned and stopped, and what was found on the way.
 
     Raises:
         BidmatchError: one does not start.
     """
-    options = serve_options()
-    if "--cache-mb" not in options:
-        say("this `bidmatch serve` has no cache, so there are no cache hits to measure")
-    plain = flags_for(options, workers=workers, cache_mb=0)
-    peer = peers.Peer(files.minilm, files.heads)
     tuning = Measurement(settings, scratch)
+    bodies = files.repeated.read_bytes().splitlines()[:OVERLAPPING]
     with ExitStack() as stack:
-
-        def paused(server: Server) -> Server:
-            server.pause()
-            return server
-
-        def ours(name: str, bundle: Path, flags: Sequence[str]) -> Server:
-            return paused(stack.enter_context(bidmatch(name, bundle, scratch, flags)))
-
         say("starting the servers")
+        stage = Stage(files, logs, workers, stack)
         engine = stack.enter_context(engine_alone(files.minilm, files.queries, settings.k))
-        heavy = Target("bidmatch", ours("minilm", files.minilm, plain), files.bodies, tried=(16, 32, 64, 128))
-        small = Target("bidmatch, bag", ours("bag", files.bag, plain), files.bodies)
-        wider = Target("bidmatch, bag re-scored", ours("wide", files.wide, plain), files.bodies)
-        naives = [
-            Target(
-                f"naive, torch's threads: {threads or 'its own choice'}",
-                paused(stack.enter_context(peers.naive(peer, scratch, threads))),
-                files.bodies,
-                tried=(1, 8, 32),
-            )
-            for threads in (None, 1)
-        ]
-        infinity = None
-        if with_infinity:
-            gateway, embedder = map(paused, stack.enter_context(peers.infinity(peer, scratch)))
-            infinity = Target("infinity-emb", gateway, files.bodies, (embedder,), tried=(8, 32, 64))
-        bodies = files.repeated.read_bytes().splitlines()
-        answers = answers_of(small, bodies[:OVERLAPPING])
+        heavy = Target("bidmatch", stage.ours("minilm", files.minilm), files.bodies, tried=(16, 32, 64, 128))
+        small = Target("bidmatch, bag", stage.ours("bag", files.bag), files.bodies)
+        wider = Target("bidmatch, bag re-scored", stage.ours("wide", files.wide), files.bodies)
+        naives = stage.naives()
+        infinity = stage.infinity() if with_infinity else None
+        answers = sorted(answers_of(small, bodies), key=len)
         answer = scratch / "answer.json"
-        answer.write_bytes(sorted(answers, key=len)[len(answers) // 2])
-        route = Target(
-            "empty route", paused(stack.enter_context(peers.route(answer, scratch, workers))), files.bodies
-        )
-        cached = None
-        if "--cache-mb" in options:
-            server = ours("cached", files.bag, flags_for(options, workers=workers))
-            cached = Target("bidmatch, cache hits", server, files.drawn)
-            once = Target("bidmatch, filling its cache", server, files.repeated)
-            for _ in range(2):  # a connection that did not reach a worker may reach it now
-                tuning.put(once, settings.tuning_s * 2, 32, warm_up=0)
+        answer.write_bytes(answers[len(answers) // 2])
+        route = stage.route(answer)
+        if not stage.has_cache:
+            say("this `bidmatch serve` has no cache, so there are no cache hits to measure")
+        cached = stage.cached(tuning) if stage.has_cache else None
         ids = engine.ids(0, OVERLAPPING)
-        said: dict[str, Any] = {"answer_bytes": len(answer.read_bytes())}
+        said: dict[str, Any] = {
+            "answer_bytes": len(answer.read_bytes()),
+            "generator_ceiling_per_second": _generator_ceiling(answer, files, logs, tuning),
+        }
         for name, target in (("ours", heavy), ("naive", naives[0]), ("infinity", infinity)):
             if target is not None:
-                said[f"{name}_overlap_at_10"] = overlap(target, bodies[:OVERLAPPING], ids)
-        said["generator_ceiling_per_second"] = _generator_ceiling(answer, files, scratch, tuning)
+                said[f"{name}_overlap_at_10"] = overlap(target, bodies, ids)
         batch = tune_ceiling(engine, settings)
         for target in (heavy, small, wider, route, cached):
             if target is not None:
@@ -183,16 +220,16 @@ def started(
                 tuning.tune(target, settings.closed_s)
         naive = max(naives, key=lambda target: target.tuned)
         said |= {
-            "naive_one_thread": naive is naives[1],
             "ceiling_batch": batch,
             "ours_connections": heavy.connections,
             "naive_connections": naive.connections,
+            "naive_one_thread": naive is naives[1],
         }
         yield Targets(engine, batch, heavy, naive, infinity, small, wider, route, cached), said
 
 
-def _generator_ceiling(answer: Path, files: Files, scratch: Path, tuning: Measurement) -> float:
-    with peers.bare(answer, scratch) as server:
+def _generator_ceiling(answer: Path, files: Files, logs: Path, tuning: Measurement) -> float:
+    with peers.bare(answer, logs) as server:
         target = Target("bare socket", server, files.bodies)
         return tuning.put(target, tuning.settings.tuning_s, 32).per_second
 
@@ -221,12 +258,14 @@ def measure(
 ) -> dict[str, Any]:
     """The whole run: a flat object of figures."""
     raise_file_limit()
+    logs = work / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bidmatch-serving-") as folder:
         scratch = Path(folder)
         files = prepare(work, scratch, phrases, bag_phrases)
         begun = time.monotonic()
         found = Measurement(settings, scratch)
-        with started(files, scratch, settings, workers, with_infinity=with_infinity) as (targets, said):
+        with started(files, scratch, logs, settings, workers, with_infinity=with_infinity) as (targets, said):
             for number in range(settings.rounds):
                 measure_round(targets, found, backwards=number % 2 == 1)
                 say(f"round {number + 1} of {settings.rounds} done, {time.monotonic() - begun:.0f} s in all")

@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,17 @@ def bundle_of(work: Path, recipe: Recipe, queries: list[str]) -> Path:
     except DamagedError:
         say(f"putting {path} together")
         _assemble(parts, path, recipe)
+    return path
+
+
+def twin_of(work: Path, recipe: Recipe) -> Path:
+    """A second bundle of the same content and another id, to swap with the first; made where need be."""
+    path = work / f"{recipe.name}-twin"
+    try:
+        read_manifest(path)
+    except DamagedError:
+        say(f"putting {path} together")
+        _assemble(work / f"{recipe.name}-parts", path, replace(recipe, recall=recipe.recall - 0.01))
     return path
 
 
@@ -323,7 +335,7 @@ def _fields(folder: Path, recipe: Recipe, said: dict[str, Any]) -> dict[str, Any
             quality_bound=0.5,
             candidates=[Candidate(**candidate) for candidate in said["candidates"]],
         ),
-        "index": IndexRecord.model_validate(said["index"]),
+        "index": IndexRecord.model_validate(said["index"] | {"target_recall": recipe.recall}),
         "rescore": _rescore(folder, recipe),
         "data": DataRecord(
             fingerprint=f"simulated-{recipe.phrases}",

@@ -94,6 +94,7 @@ class Load:
         asked_again: requests for a body that had been asked before.
         cpu_share: processor time of the generator, in processors.
         answer_bytes: mean length of the bodies of status 200.
+        begun: when the measured seconds began, on the machine's monotonic clock.
     """
 
     per_second: float
@@ -110,6 +111,7 @@ class Load:
     asked_again: int
     cpu_share: float
     answer_bytes: float
+    begun: float
 
     @property
     def failed(self) -> int:
@@ -407,6 +409,7 @@ class _Generator:
             asked_again=max(0, asked - len(self._requests)),
             cpu_share=cpu / wall,
             answer_bytes=self._bytes / max(1, len(good)),
+            begun=self._begin,
         )
 
 
