@@ -62,7 +62,7 @@ class EncodeCost:
         """
         order = np.argsort(lengths, kind="stable")
         distinct, first = np.unique(lengths[order], return_index=True)
-        if len(distinct) == 1:
+        if len(distinct) < 2:
             return [order]
         ends = np.append(first[1:], len(order)).tolist()
         starts, widths = first.tolist(), np.maximum(distinct, 1).tolist()
