@@ -22,7 +22,7 @@ from service.logs import AccessLog, current_request, request_id
 from service.matches import Timings
 from service.options import MatchOptions
 from service.problems import ProblemError
-from service.protocol import CLIENT
+from service.protocol import CLIENT, Client
 from service.requests import ClientLeftError, read_json_body
 from service.rules.filters import FilterError, parse_filter
 from service.security import Guard
@@ -129,11 +129,16 @@ class Matcher:
         caller: str | None = None
         request = request_id(scope)
         current_request.set(request)
+        client: Client | None = scope.get("extensions", {}).get(CLIENT)
         reply: Reply | None
         try:
             caller = self._guard.match(scope)
             body = await read_json_body(
-                scope, receive, self._settings.max_body_bytes, self._settings.body_timeout_ms / 1000
+                scope,
+                receive,
+                self._settings.max_body_bytes,
+                self._settings.body_timeout_ms / 1000,
+                None if client is None else client.whole_body(),
             )
             asked = self._requests.parse(body)
             reply = await self.reply(scope, asked, started)
@@ -150,8 +155,9 @@ class Matcher:
         self._telemetry.answered(_ROUTE, "POST", status, seconds)
         if reply is not None:
             headers = [*reply.headers, (b"x-request-id", request.encode())]
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": reply.body})
+            if client is None or not client.answer(status, headers, reply.body):
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                await send({"type": "http.response.body", "body": reply.body})
         if self._access.on:
             queries, k = (None, None) if asked is None else (asked.queries, asked.k)
             self._access.write(scope, _ROUTE, status, seconds, queries, k, caller)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import resource
 from asyncio import Transport
 from asyncio.events import TimerHandle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,8 +53,14 @@ RELIED_ON: dict[str, tuple[str, ...]] = {
         "disconnected",
         "message_event",
         "response_started",
+        "response_complete",
+        "waiting_for_100_continue",
+        "default_headers",
+        "body",
+        "more_body",
+        "on_response",
     ),
-    "FlowControl": ("resume_reading",),
+    "FlowControl": ("resume_reading", "write_paused"),
     "ServerState": ("default_headers",),
 }
 
@@ -96,11 +102,36 @@ class Client:
             sets it looks at `lost` first: the client may have left before the request was begun.
     """
 
-    __slots__ = ("lost", "on_lost")
+    __slots__ = ("_cycle", "_protocol", "lost", "on_lost")
 
     def __init__(self) -> None:
         self.lost = False
         self.on_lost: Callable[[], None] | None = None
+        self._protocol: _Protocol | None = None
+        self._cycle: RequestResponseCycle | None = None
+
+    def whole_body(self) -> bytes | None:
+        """The request's body, if all of it is here and nobody has read of it; else None."""
+        cycle = self._cycle
+        if cycle is None or cycle.more_body or cycle.waiting_for_100_continue:
+            return None
+        return bytes(cycle.body)
+
+    def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Send a whole answer in one piece, as nothing but ASGI's messages would.
+
+        Args:
+            status: of the answer.
+            headers: names in lower case, `content-length` among them; nothing in them is a client's own.
+            body: all of it.
+
+        Returns:
+            Whether it was sent; if not, it is to be sent as ASGI has it.
+        """
+        protocol, cycle = self._protocol, self._cycle
+        if protocol is None or cycle is None:
+            return False
+        return protocol.answer_whole(cycle, status, headers, body)
 
 
 def protocol_class(limits: Limits, on_refused: Callable[[str], None]) -> type[HttpToolsProtocol]:
@@ -271,8 +302,9 @@ class _Protocol(HttpToolsProtocol):
     # What uvicorn calls
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
-        self._client = cycle.scope["extensions"][CLIENT]  # type: ignore[assignment]
+        client: Client = cycle.scope["extensions"][CLIENT]  # type: ignore[assignment]
+        client._protocol, client._cycle = self, cycle
+        self._running, self._client = cycle, client
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -285,6 +317,28 @@ class _Protocol(HttpToolsProtocol):
         elif not self._between:
             self._forget_message()
             self._expect()
+
+    def answer_whole(
+        self, cycle: RequestResponseCycle, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    ) -> bool:
+        """See `Client.answer`. uvicorn writes head and body one after the other, a system call each."""
+        if cycle.disconnected or cycle.response_started or self.flow.write_paused:
+            return False
+        parts = [STATUS_LINE[status]]
+        for name, value in (*cycle.default_headers, *headers):
+            if name == b"connection":
+                cycle.keep_alive = False
+                continue
+            parts += (name, b": ", value, b"\r\n")
+        parts += (b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n", body)
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        cycle.message_event.set()
+        self.transport.write(b"".join(parts))
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()

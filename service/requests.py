@@ -17,7 +17,9 @@ class ClientLeftError(Exception):
     """The client closed its connection before the answer."""
 
 
-async def read_json_body(scope: Scope, receive: Receive, max_bytes: int, timeout: float) -> bytes:
+async def read_json_body(
+    scope: Scope, receive: Receive, max_bytes: int, timeout: float, whole: bytes | None = None
+) -> bytes:
     """The body of a request that says it is JSON.
 
     Args:
@@ -25,6 +27,7 @@ async def read_json_body(scope: Scope, receive: Receive, max_bytes: int, timeout
         receive: gives its body, nothing read of it yet.
         max_bytes: most bytes taken.
         timeout: seconds the client has to send it.
+        whole: the body, where all of it is here already.
 
     Raises:
         ProblemError: 415 another content type, 413 too long, 408 too slow.
@@ -49,13 +52,11 @@ async def read_json_body(scope: Scope, receive: Receive, max_bytes: int, timeout
     enough = max_bytes + _DISCARDED_BYTES
     if length > enough or (length > max_bytes and expects):
         raise _too_large(max_bytes)
-    message = await _next(receive, timeout) if length else None
-    if message is not None and not message.get("more_body"):
-        # As good as always it comes whole.
-        body: bytes = message["body"]
-        if len(body) > max_bytes:
+    if whole is not None:
+        if len(whole) > max_bytes:
             raise _too_large(max_bytes)
-        return body
+        return whole
+    message: Message | None = None
     parts: list[bytes] = []
     size = 0
     until = asyncio.get_running_loop().time() + timeout
