@@ -31,15 +31,13 @@ def serve(settings: Settings) -> None:
     folder = Path(tempfile.mkdtemp(prefix="bidmatch-"))
     # Read by prometheus_client when it is first imported.
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-    owner = os.getpid()
     try:
         with bind(settings.host, settings.port) as listener:
             from service.supervisor import Supervisor
 
             Supervisor(settings, listener, folder).run()
     finally:
-        if os.getpid() == owner:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def bind(host: str, port: int) -> socket.socket:

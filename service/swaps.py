@@ -1,9 +1,9 @@
 """Leads bundles to take over, one at a time: in all workers, or in none.
 
-A bundle is verified in a process for it. Then workers make it ready beside the one that answers: one at first,
-which encodes the live phrases for all and shows that it can be done at all, then the others. When all that
-there are have, all switch. Until then nothing has changed, and what goes wrong ends the swap; from then on
-there is no way back: a worker that does not switch is ended, and started anew with the bundle that took over.
+A bundle is verified in a process for it. Then workers make it ready beside the one that answers: one at
+first, which encodes the live phrases for all and shows that it can be done at all, then the others. When all
+that there are have, all switch. Until then nothing has changed, and what goes wrong ends the swap; from then
+on there is no way back: a worker that does not switch is ended, and started anew with the new bundle.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from typing import Any, Protocol
 
 from bidmatch.base.errors import BidmatchError
 from export.bundle.read import Bundle, open_bundle
-from service.channel import Channel
 from service.children import Child
-from service.serving import newest_bundle
 
 # One worker that ends while it loads a bundle may have been killed by anybody; another one, by the bundle.
 _MOST_ENDED = 1
@@ -49,7 +47,8 @@ class Worker:
     Attributes:
         number: its metrics go on where those of its predecessor of that number ended.
         child: the process; None while there is none.
-        ready: it answers requests, and will go on to.
+        ready: it answers requests.
+        leaving: it was told to end.
         generation: of the bundle that it answers with.
         part: in the swap that is under way.
         failures: processes that ended one after the other before they were ready.
@@ -59,10 +58,16 @@ class Worker:
     number: int
     child: Child | None = None
     ready: bool = False
+    leaving: bool = False
     generation: int = 0
     part: Part = Part.NONE
     failures: int = 0
     start_at: float = 0.0
+
+    @property
+    def stays(self) -> bool:
+        """It answers requests, and will go on to."""
+        return self.ready and not self.leaving
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,10 @@ class Crew(Protocol):
     """What carries out what swaps need."""
 
     def verify(self, path: Path | None) -> None:
-        """Begin to verify a bundle, by default the one that the settings lead to (`tell_verified`)."""
+        """Begin to verify a bundle, by default the one that the settings lead to.
+
+        What comes of it is told with `Swaps.verified` or `Swaps.unverified`.
+        """
 
     def end(self, worker: Worker, *, at_once: bool) -> None:
         """End a worker, after what it has in hand or at once; another one is started when it has ended."""
@@ -142,13 +150,18 @@ class Swaps:
         try:
             swap.bundle = open_bundle(path, stamps=stamps)
         except BidmatchError as error:
-            self.refuse(error.reason, error.hint)
+            self._refuse(error.reason, error.hint)
             return
         except Exception as error:  # of a bundle, which must not end the service
-            self.refuse(f"{path} cannot be opened: {error}", None)
+            self._refuse(f"{path} cannot be opened: {error}", None)
             return
         self._enter(swap, Stage.PREPARING)
         self._advance()
+
+    def unverified(self, reason: str, hint: str | None) -> None:
+        """It is not."""
+        if self._swap is not None and self._swap.stage is Stage.VERIFYING:
+            self._refuse(reason, hint)
 
     def ready(self, worker: Worker) -> None:
         """A worker answers requests from now on."""
@@ -156,7 +169,7 @@ class Swaps:
         if self._swap is not None:
             self._advance()
         elif worker.generation != self.generation:
-            self._retire(worker)
+            self._crew.end(worker, at_once=False)
 
     def prepared(self, worker: Worker, generation: int) -> None:
         """A worker has the bundle ready."""
@@ -169,7 +182,7 @@ class Swaps:
         """A worker can't take the bundle."""
         if self._swap is not None and generation == self._swap.generation and worker.part is Part.PREPARING:
             worker.part = Part.NONE
-            self.refuse(reason, hint)
+            self._refuse(reason, hint)
 
     def switched(self, worker: Worker, generation: int, report: dict[str, Any]) -> None:
         """A worker answers with the bundle."""
@@ -187,19 +200,9 @@ class Swaps:
             return
         swap.ended += preparing
         if swap.ended > _MOST_ENDED:
-            self.refuse("workers ended while they were loading it", None)
+            self._refuse("workers ended while they were loading it", None)
         else:
             self._advance()
-
-    def refuse(self, reason: str, hint: str | None) -> None:
-        """The bundle on its way does not take over."""
-        swap = self._close(discard=True)
-        if swap is None:
-            return
-        self._say(f"bundle refused, the one before still answers: {reason}")
-        self._answer(swap.asker, op="refused", kind="bundle", reason=reason, hint=hint)
-        if swap.asker is None:
-            self._count("refused")
 
     def stop(self) -> None:
         """The service is stopping; no bundle takes over any more."""
@@ -213,7 +216,7 @@ class Swaps:
         if swap is None or now - swap.since < swap.stage.value:
             return
         if swap.stage is Stage.VERIFYING:
-            self._crew.end_verifying()
+            self._refuse(f"it was not verified within {swap.stage.value:.0f} seconds", None)
         for worker in self._workers:
             if worker.part in (Part.PREPARING, Part.SWITCHING):
                 self._crew.end(worker, at_once=True)
@@ -228,7 +231,7 @@ class Swaps:
             return
         parts = {worker.part for worker in self._workers}
         if swap.stage is Stage.PREPARING and Part.PREPARING not in parts:
-            left = [worker for worker in self._workers if worker.ready and worker.part is Part.NONE]
+            left = [worker for worker in self._workers if worker.stays and worker.part is Part.NONE]
             for worker in left if swap.proven else left[:1]:
                 self._prepare(swap, worker)
             if swap.proven and not left:
@@ -267,8 +270,17 @@ class Swaps:
             self._count("taken")
         for worker in self._workers:
             # Begun with the bundle before, and ready only when the others were about to switch.
-            if worker.ready and worker.generation != self.generation:
-                self._retire(worker)
+            if worker.stays and worker.generation != self.generation:
+                self._crew.end(worker, at_once=False)
+
+    def _refuse(self, reason: str, hint: str | None) -> None:
+        swap = self._close(discard=True)
+        if swap is None:
+            return
+        self._say(f"bundle refused, the one before still answers: {reason}")
+        self._answer(swap.asker, op="refused", kind="bundle", reason=reason, hint=hint)
+        if swap.asker is None:
+            self._count("refused")
 
     def _close(self, *, discard: bool) -> _Swap | None:
         """End a swap that has not taken over."""
@@ -284,10 +296,6 @@ class Swaps:
             worker.part = Part.NONE
         return swap
 
-    def _retire(self, worker: Worker) -> None:
-        worker.ready = False
-        self._crew.end(worker, at_once=False)
-
     def _tell(self, worker: Worker, **message: Any) -> None:
         if worker.child is None or not worker.child.channel.send(**message):
             self._crew.end(worker, at_once=True)
@@ -300,19 +308,6 @@ class Swaps:
     def _count(self, outcome: str) -> None:
         """What nobody asked for over HTTP is counted by one of the workers, as what was asked for is."""
         for worker in self._workers:
-            if worker.ready and worker.child is not None and worker.child.channel.send(
-                op="count", outcome=outcome
-            ):
+            if worker.stays and worker.child is not None:
+                worker.child.channel.send(op="count", outcome=outcome)
                 return
-
-
-def verify_for(path: Path) -> Callable[[Channel], None]:
-    """What a process does that verifies the bundle which `path` leads to: it tells where it is, and its stamps."""
-
-    def verify(channel: Channel) -> None:
-        chosen = newest_bundle(path)
-        with open_bundle(chosen) as bundle:
-            stamps = {name: list(stamp) for name, stamp in bundle.stamps.items()}
-            channel.send(op="verified", path=str(chosen.resolve()), stamps=stamps)
-
-    return verify

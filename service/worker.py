@@ -7,7 +7,10 @@ import logging
 import logging.config
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,8 @@ from service.settings import Settings
 from service.telemetry import Telemetry
 from service.traces import open_traces
 
+Message = dict[str, Any]
+
 _log = logging.getLogger("bidmatch.service")
 
 
@@ -38,31 +43,32 @@ class ParentReloads:
         channel: to the parent.
         serving: what answers here.
         phrases: its threads do the work.
+        telemetry: counts what became of bundles.
     """
 
-    def __init__(self, channel: Channel, serving: Serving, phrases: Phrases):
+    def __init__(self, channel: Channel, serving: Serving, phrases: Phrases, telemetry: Telemetry):
         self._channel, self._serving, self._phrases = channel, serving, phrases
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._telemetry = telemetry
+        self._asked: dict[int, asyncio.Future[Message]] = {}
+        self._requests = count()
+        self._to_do: asyncio.Queue[Message] = asyncio.Queue()
         self._prepared: tuple[int, Loaded] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.parent_gone = asyncio.Event()
 
     def listen(self) -> None:
         """Begin to hear the parent; in the event loop."""
-        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._hear)
-        self._channel.send(op="ready", bundle=self._serving.current.engine.bundle_id)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._channel.fileno(), self._hear)
+        self._doing = loop.create_task(self._do_all())
+        self._channel.send(op="ready")
 
     async def reload(self, path: Path | None) -> dict[str, Any]:
         """See `service.admin.Reloads`."""
-        request = len(self._asked) + 1
-        while request in self._asked:
-            request += 1
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        request = next(self._requests)
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._asked[request] = answer
+        bundle = None if path is None else str(path.absolute())
         try:
-            self._channel.send(
-                op="reload", bundle=None if path is None else str(path.absolute()), request=request
-            )
+            self._channel.send(op="reload", bundle=bundle, request=request)
             message = await answer
         finally:
             del self._asked[request]
@@ -70,49 +76,72 @@ class ParentReloads:
             return dict(message["report"])
         if message["kind"] == "running":
             raise ProblemError(409, "reload-running", message["reason"])
-        raise refused(RefusedError(message["reason"], hint=message.get("hint")))
+        if message["kind"] == "stopping":
+            raise ProblemError(503, "stopping", message["reason"])
+        raise refused(RefusedError(message["reason"], hint=message["hint"]))
 
     def _hear(self) -> None:
         messages, there = self._channel.receive()
         for message in messages:
-            if message["op"] in ("reloaded", "refused") and "request" in message:
-                answer = self._asked.get(message["request"])
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
+            if message["op"] in ("reloaded", "refused"):
+                self._answer(message["request"], message)
             else:
-                task = asyncio.get_running_loop().create_task(self._do(message))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._to_do.put_nowait(message)
         if not there:
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
-            self.parent_gone.set()
-            # Without its parent nobody would start it anew or stop it, so it ends in good order.
+            for request in self._asked:
+                self._answer(
+                    request, {"op": "refused", "kind": "stopping", "reason": "The service is stopping."}
+                )
+            # Without its parent nobody would start it anew or stop it.
             signal.raise_signal(signal.SIGTERM)
 
-    async def _do(self, message: dict[str, Any]) -> None:
-        token = message["token"]
-        if message["op"] == "prepare":
-            stamps = {name: tuple(stamp) for name, stamp in message["stamps"].items()}
-            try:
-                work = partial(self._serving.prepare, Path(message["path"]), stamps=stamps)
-                self._prepared = token, await self._phrases.off_loop(work)
-            except RefusedError as error:
-                self._channel.send(op="refused", token=token, reason=error.reason, hint=error.hint)
-                return
-            except Exception as failure:
-                _log.error("preparing %s failed", message["path"], exc_info=failure)
-                self._channel.send(
-                    op="refused", token=token, reason=f"it cannot be loaded: {failure}", hint=None
-                )
-                return
+    def _answer(self, request: int, message: Message) -> None:
+        answer = self._asked.get(request)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    async def _do_all(self) -> None:
+        """Do what the parent says, one after the other."""
+        while True:
+            message = await self._to_do.get()
+            if message["op"] == "count":
+                self._telemetry.reloads.labels(message["outcome"]).inc()
+            elif message["op"] == "prepare":
+                await self._prepare(message)
+            elif message["op"] == "switch":
+                await self._switch(message["token"])
+            elif message["op"] == "discard":
+                self._prepared = None
+
+    async def _prepare(self, message: Message) -> None:
+        token, path = message["token"], Path(message["path"])
+        stamps = {name: tuple(stamp) for name, stamp in message["stamps"].items()}
+        self._prepared = None
+        try:
+            loaded = await self._phrases.off_loop(partial(self._serving.prepare, path, stamps=stamps))
+        except RefusedError as error:
+            self._channel.send(op="unprepared", token=token, reason=error.reason, hint=error.hint)
+        except Exception as failure:
+            _log.error("preparing %s failed", path, exc_info=failure)
+            reason = f"{path} cannot be loaded: {failure}"
+            self._channel.send(op="unprepared", token=token, reason=reason, hint=None)
+        else:
+            self._prepared = token, loaded
             self._channel.send(op="prepared", token=token)
-        elif message["op"] == "discard":
-            self._prepared = None
-        elif message["op"] == "switch" and self._prepared is not None and self._prepared[0] == token:
-            loaded = self._prepared[1]
-            self._prepared = None
-            await self._phrases.off_loop(partial(self._serving.switch, loaded))
-            self._channel.send(op="switched", token=token, report=self._serving.report(0.0))
+
+    async def _switch(self, token: int) -> None:
+        prepared, self._prepared = self._prepared, None
+        try:
+            if prepared is None or prepared[0] != token:
+                raise RuntimeError(f"bundle {token} is not prepared")
+            await self._phrases.off_loop(partial(self._serving.switch, prepared[1]))
+        except Exception as failure:
+            # The others have it by now, so this one ends; the next one begins with it.
+            _log.error("switching failed", exc_info=failure)
+            signal.raise_signal(signal.SIGTERM)
+            return
+        self._channel.send(op="switched", token=token, report=self._serving.report(0.0))
 
 
 def work(
@@ -123,7 +152,7 @@ def work(
     channel: Channel,
     guard: Guard,
 ) -> None:
-    """Serve in this process, forked for it, until SIGTERM or SIGINT.
+    """Serve in this process, forked for it, until SIGTERM or until the parent is gone.
 
     Args:
         number: of the worker; its metrics go on where those of its predecessor of that number ended.
@@ -133,13 +162,8 @@ def work(
         channel: to the parent.
         guard: who may do what.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # The parent hears Ctrl-C, too, and passes it on.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # The number names the files of metrics, where the process's own would begin new ones.
     prometheus_client.values.ValueClass = prometheus_client.values.MultiProcessValue(lambda: number)
-    prometheus_client.metrics.values.ValueClass = prometheus_client.values.ValueClass
     logging.config.dictConfig(log_config(settings.log_format, settings.log_level))
     allow_connections(settings.max_connections)
     store = None if settings.live is None else LiveStore.open(settings.live)
@@ -152,12 +176,13 @@ def work(
         probes=settings.probes,
         on_change=lambda dropped: telemetry.cache_dropped.inc(dropped),
     )
+    del bundle  # to be let go of when another one has taken over
     fallback = serving.current.engine.encoder.fallback
     if fallback is not None:
         announcer(settings.log_format)(f"encoding on the CPU, for CUDA does not work here: {fallback}")
     serving.start()
     phrases = Phrases(serving, store)
-    reloads = ParentReloads(channel, serving, phrases)
+    reloads = ParentReloads(channel, serving, phrases, telemetry)
     app = App(
         serving,
         settings,
@@ -196,9 +221,19 @@ def work(
 
 
 class _Server(uvicorn.Server):
+    """Ends in good order on SIGTERM.
+
+    uvicorn's own would raise the signal once more when it is done, which ends the process at once.
+    """
+
     def __init__(self, config: uvicorn.Config, app: App, reloads: ParentReloads):
         super().__init__(config)
         self._app, self._reloads = app, reloads
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        signal.signal(signal.SIGTERM, self.handle_exit)
+        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
