@@ -17,10 +17,11 @@ import numpy as np
 from export.bundle import _native
 from service.options import MatchOptions
 
-# Beside the bytes of an answer: objects, keys, the slot.
+# Beside the bytes of an answer and of what was asked: objects, the slot.
 _ENTRY_BYTES = 400
-# Scores from vectors in 8 bits may be off by less than this.
-_SCORE_ERROR = 0.03
+# Beside what 8 bits lose: scores of one pair, added up in another order, differ by less than this.
+_ROUNDING = 1e-4
+_LARGEST_STEP = 1 / 127
 # Products that checking new phrases against all guards may cost; beyond it, all answers are dropped.
 _MOST_PRODUCTS = 500_000_000
 _FILTER_WORDS = 4
@@ -67,6 +68,12 @@ def id_filter(ids: Sequence[str]) -> np.ndarray:
     return np.array(words, np.uint64)
 
 
+def _bytes_of(options: MatchOptions) -> int:
+    """Bytes that options take in memory, roughly."""
+    size = options.filter.size() if options.filter is not None else 0
+    return size + sum(60 + 2 * len(one) for ids in (options.allow or (), options.deny) for one in ids)
+
+
 class AnswerCache:
     """The answers of one bundle. Safe to use from several threads at once.
 
@@ -82,7 +89,7 @@ class AnswerCache:
     def __init__(self, max_bytes: int, dim: int, split: int):
         self._max_bytes, self._dim, self._split = max_bytes, dim, split
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Key, tuple[Kept, int]] = OrderedDict()
+        self._entries: OrderedDict[Key, tuple[Kept, int, int]] = OrderedDict()
         self._key_of: list[Key | None] = []
         self._free: list[int] = []
         self._of_query: dict[str, set[int]] = {}
@@ -113,7 +120,7 @@ class AnswerCache:
 
     def put(self, query: str, options: MatchOptions, answer: Kept, guard: Guard) -> None:
         """Keep an answer unless phrases changed since its search began; the least recently used make room."""
-        size = len(answer.matches) + 2 * len(query) + self._dim + _ENTRY_BYTES
+        size = len(answer.matches) + 2 * len(query) + _bytes_of(options) + self._dim + _ENTRY_BYTES
         if size > self._max_bytes:
             return
         key = (query, options)
@@ -127,7 +134,7 @@ class AnswerCache:
             self._last[slot], self._ids[slot] = guard.last, guard.ids
             self._key_of[slot] = key
             self._of_query.setdefault(query, set()).add(slot)
-            self._entries[key] = (answer, slot)
+            self._entries[key] = (answer, slot, size)
             self.nbytes += size
             while self.nbytes > self._max_bytes:
                 self._drop(next(iter(self._entries)))
@@ -164,7 +171,8 @@ class AnswerCache:
                     encoder_weight=_NO_WEIGHT,
                     classifier_weight=_NO_WEIGHT,
                 )
-                wrong |= ((encoder + classifier) >= self._last[:count] - _SCORE_ERROR).any(axis=0)
+                least = self._last[:count] - self._lost(vectors, count) - _ROUNDING
+                wrong |= (encoder + classifier >= least).any(axis=0)
             for one in gone:
                 mine = id_filter([one])
                 wrong |= (self._ids[:count] & mine == mine).all(axis=1)
@@ -174,15 +182,32 @@ class AnswerCache:
                     self._drop(key_of)
             return before - len(self._entries)
 
+    def _lost(self, vectors: np.ndarray, count: int) -> np.ndarray:
+        """By how much the score of a phrase and a query may be above that of the guard: float32 (m, count).
+
+        Each number in 8 bits is off by half a step at most: those of the query here, and those of the phrase
+        where answers are ordered by such.
+        """
+        lost = np.zeros((len(vectors), count), np.float32)
+        for part, columns in enumerate((slice(0, self._split), slice(self._split, self._dim))):
+            sizes = np.abs(vectors[:, columns])
+            width = sizes.shape[1]
+            steps = sizes.max(axis=1, initial=0.0) * _LARGEST_STEP
+            # The query's part has length 1, so its magnitudes add up to the root of its width at most.
+            lost += 0.5 * (
+                sizes.sum(axis=1)[:, None] * self._scales[:count, part] + steps[:, None] * width**0.5
+            )
+        return lost
+
     def _drop(self, key: Key) -> None:
-        answer, slot = self._entries.pop(key)
+        _, slot, size = self._entries.pop(key)
         self._key_of[slot] = None
         slots = self._of_query[key[0]]
         slots.discard(slot)
         if not slots:
             del self._of_query[key[0]]
         self._free.append(slot)
-        self.nbytes -= len(answer.matches) + 2 * len(key[0]) + self._dim + _ENTRY_BYTES
+        self.nbytes -= size
 
     def _clear(self) -> None:
         self._entries.clear()
