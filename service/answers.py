@@ -12,11 +12,13 @@ import orjson
 from export.bundle.rescore import to_8_bits
 from service.cache import Guard, id_filter
 from service.engine import Engine
+from service.fragments import Fragment
 from service.matches import Encoded, Matches, Timings
 from service.options import MatchOptions
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 _NOTHING = b"[]"
+_SOURCES = (b"index", b"live", b"exact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,45 +54,51 @@ def answer_each(
     answers: list[Answer] = [Answer(_NOTHING, 0, float("nan"), Timings())] * len(queries)
     version = 0 if engine.live is None else engine.live.version
     for places, one, encoded, matches in engine.find_each(queries, options):
-        made = _answers(engine, matches)
-        guards = _guards(engine, encoded, matches, made, one.k, version) if guarded else {}
-        spans = pairwise(matches.offsets.tolist())
-        for at, (place, (start, end)) in enumerate(zip(places.tolist(), spans, strict=True)):
-            search = np.flatnonzero(~matches.exact[start:end])
-            best = float(matches.scores[start + search[0]]) if len(search) else float("nan")
-            listed = orjson.dumps(made[start:end], default=str, option=_OPTIONS)
-            answers[place] = Answer(listed, end - start, best, matches.timings, guards.get(at))
+        fragments = engine.fragments(matches.rows)
+        made = _rendered(fragments, matches, len(engine))
+        guards = _guards(engine, encoded, matches, fragments, one.k, version) if guarded else {}
+        offsets = matches.offsets.tolist()
+        best = _best_found(matches).tolist()
+        for at, (place, (start, end)) in enumerate(zip(places.tolist(), pairwise(offsets), strict=True)):
+            listed = b"[%b]" % b",".join(made[start:end])
+            answers[place] = Answer(listed, end - start, best[at], matches.timings, guards.get(at))
     return answers
 
 
-def _answers(engine: Engine, found: Matches) -> list[dict[str, object]]:
-    ids, phrases, columns = engine.named().take(found.rows)
-    live = len(engine)
-    relevance = found.relevance
+def _best_found(matches: Matches) -> np.ndarray:
+    """The score of each query's first match that search found, NaN without one: float64 (n,)."""
+    best = np.full(len(matches), np.nan)
+    found = np.flatnonzero(~matches.exact)
+    owners = np.searchsorted(matches.offsets, found, side="right") - 1
+    first = np.ones(len(found), bool)
+    first[1:] = owners[1:] != owners[:-1]
+    best[owners[first]] = matches.scores[found[first]]
+    return best
+
+
+def _rendered(fragments: Sequence[Fragment], found: Matches, live: int) -> list[bytes]:
+    """JSON of each match; rows from `live` on are live phrases."""
+    columns = [found.scores, found.encoder, found.classifier]
+    if found.relevance is not None:
+        columns.append(found.relevance)
+    # orjson writes float32 with the fewest digits that give the same float32.
+    numbers = orjson.dumps(np.stack(columns, axis=1), option=_OPTIONS)[2:-2].split(b"],[")
+    sources = np.where(found.exact, 2, found.rows >= live).tolist()
     made = []
-    # Scores stay numpy.float32, which orjson writes with the fewest digits that give the same float32.
-    for i, (row, score, encoder, classifier, exact) in enumerate(
-        zip(
-            found.rows.tolist(),
-            found.scores,
-            found.encoder,
-            found.classifier,
-            found.exact.tolist(),
-            strict=True,
+    for fragment, number, source in zip(fragments, numbers, sources, strict=bool(fragments)):
+        score, encoder, classifier, *relevance = number.split(b",")
+        made.append(
+            b'%b%b,"parts":{"encoder":%b,"classifier":%b},"source":"%b"%b%b'
+            % (
+                fragment.head,
+                score,
+                encoder,
+                classifier,
+                _SOURCES[source],
+                b',"relevance":%b' % relevance[0] if relevance else b"",
+                fragment.tail,
+            )
         )
-    ):
-        match: dict[str, object] = {
-            "id": ids[i],
-            "phrase": phrases[i],
-            "score": score,
-            "parts": {"encoder": encoder, "classifier": classifier},
-            "source": "exact" if exact else "live" if row >= live else "index",
-        }
-        if relevance is not None:
-            match["relevance"] = relevance[i]
-        if columns[i]:
-            match["columns"] = columns[i]
-        made.append(match)
     return made
 
 
@@ -98,7 +106,7 @@ def _guards(
     engine: Engine,
     encoded: Encoded,
     matches: Matches,
-    made: Sequence[dict[str, object]],
+    fragments: Sequence[Fragment],
     k: int,
     version: int,
 ) -> dict[int, Guard]:
@@ -109,7 +117,7 @@ def _guards(
     for at, place in enumerate(encoded.asked.tolist()):
         start, end = int(matches.offsets[place]), int(matches.offsets[place + 1])
         last = float(matches.scores[start:end].min()) if end - start >= k else -np.inf
-        ids = id_filter([str(match["id"]) for match in made[start:end]])
+        ids = id_filter([one.id for one in fragments[start:end]])
         guards[place] = Guard(rows[at], scales[at], last, ids, version)
     return guards
 

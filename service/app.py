@@ -409,7 +409,7 @@ def _admin_routes(api: FastAPI, app: App) -> None:
             return Response(status_code=CLIENT_LEFT)
         loaded = app.serving.current
         options: MatchOptions = app.matcher.options(loaded, asked, request.scope)
-        work = partial(explain, loaded.engine, asked.queries[0], options, asked.ids)
+        work = partial(explain, loaded.engine, asked.queries[0], options, list(asked.ids))
         return json_response(orjson.dumps(await app.phrases.off_loop(work), default=str))
 
 

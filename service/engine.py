@@ -28,6 +28,7 @@ from export.bundle.relevance import Relevance
 from export.bundle.rescore import Rescorer
 from export.bundle.weights import narrow_weights
 from service.cost import EncodeCost
+from service.fragments import Fragment, Fragments
 from service.live.columns import with_rules
 from service.live.phrases import BundlePhrases, LivePhrases, VectorShape
 from service.live.store import PhraseRow
@@ -111,6 +112,7 @@ class Engine:
         alone = self.encoder.providers[0] == CPU[0] and settings.encoder_threads == 1
         self._clock = time.thread_time if alone else time.perf_counter
         self.live: LivePhrases | None = None
+        self._fragments = Fragments(len(self))
 
     @classmethod
     def load(cls, path: Path, settings: EngineSettings | None = None) -> Engine:
@@ -177,9 +179,17 @@ class Engine:
         """Ids, texts and columns by row, of the bundle's phrases and of the live ones."""
         return PhraseTable(self.table, self.live, self.user_columns.names)
 
+    def fragments(self, rows: np.ndarray) -> list[Fragment]:
+        """What is always the same in the JSON of rows' matches, int64 (m,)."""
+        return self._fragments.of(rows, self.named())
+
     def depth(self, k: int) -> int:
-        """Phrases that the index is searched for when k are asked for; all of them are re-scored, if any."""
-        return min(depth_of(k, self.candidates, self._per_match), len(self))
+        """Phrases that index and live graph are each searched for when k are asked for.
+
+        All of them are re-scored, if any.
+        """
+        most = len(self) + (0 if self.live is None else self.live.view.limit)
+        return min(depth_of(k, self.candidates, self._per_match), most)
 
     def new_live(self) -> LivePhrases:
         """An empty set of live phrases that fits this bundle; put it into `live`."""

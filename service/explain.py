@@ -134,7 +134,7 @@ def _dropped(
     local = row if mine else row - len(engine)
     if not key:
         return "the query has no text"
-    if live is not None and mine and live.bundle_row_is_off(local):
+    if live is not None and mine and live.view.bundle_row_is_off(local):
         return "paused, removed, or changed by a live phrase"
     ids, _, _ = engine.named().take(np.array([row]))
     if options.allow is not None and ids[0] not in options.allow:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import Path
 from pydantic import (
     AfterValidator,
@@ -30,6 +33,7 @@ from service.rules.filters import filter_schema
 from service.settings import Settings
 
 MIN_SCORE, MAX_SCORE = -2.0, 2.0
+_DEFAULT_K = 10
 MIN_RELEVANCE = (
     "leave out phrases that search found with a lesser relevance; the bundle must have a calibration"
 )
@@ -192,7 +196,8 @@ class Explanation(BaseModel):
     bundle: str
 
 
-class Asked(BaseModel):
+@dataclass(slots=True)
+class Asked:
     """A checked request."""
 
     queries: list[str]
@@ -201,10 +206,10 @@ class Asked(BaseModel):
     min_relevance: float | None = None
     filter: dict[str, Any] | None = None
     allow: list[str] | None = None
-    deny: list[str] = []
+    deny: Sequence[str] = ()
     distinct: bool = False
     many: bool = False
-    ids: list[str] = []
+    ids: Sequence[str] = ()
 
     @property
     def plain(self) -> bool:
@@ -243,6 +248,7 @@ class MatchRequests:
 
     def __init__(self, settings: Settings):
         self.max_deadline_ms = settings.max_deadline_ms
+        self._max_query_chars, self._max_k = settings.max_query_chars, settings.max_k
         query = Annotated[
             StrictStr,
             Field(max_length=settings.max_query_chars, json_schema_extra={"pattern": SOMETHING_VISIBLE}),
@@ -253,7 +259,7 @@ class MatchRequests:
         common: dict[str, Any] = {
             "k": (
                 Annotated[StrictInt, Field(ge=1, le=settings.max_k), BeforeValidator(_whole)],
-                Field(10, description="most phrases for a query"),
+                Field(_DEFAULT_K, description="most phrases for a query"),
             ),
             "min_score": (
                 Annotated[StrictFloat, Field(ge=MIN_SCORE, le=MAX_SCORE, allow_inf_nan=False)] | None,
@@ -349,6 +355,28 @@ class MatchRequests:
         Raises:
             ProblemError: 400 where it isn't JSON, 422 where its values are not allowed.
         """
+        return self._simple(body) or self._checked(body)
+
+    def _simple(self, body: bytes) -> Asked | None:
+        """The request in a body of nothing but a sound `query` and `k`, as most are; None for others."""
+        try:
+            content = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return None
+        if type(content) is not dict:
+            return None
+        query, k = content.get("query"), content.get("k", _DEFAULT_K)
+        if (
+            len(content) != 1 + ("k" in content)
+            or type(query) is not str
+            or type(k) is not int
+            or not (len(query) <= self._max_query_chars and 1 <= k <= self._max_k)
+            or not text.normalise(query)
+        ):
+            return None
+        return Asked([query], k)
+
+    def _checked(self, body: bytes) -> Asked:
         # The first part of a location is the member of the union, which no client knows of.
         return _asked(_validated(self._adapter, body, hidden=1))
 
@@ -413,7 +441,7 @@ def _validated(adapter: TypeAdapter[Any], body: bytes, hidden: int = 0) -> Any:
 def _asked(model: Any) -> Asked:
     fields = type(model).model_fields
     many = "queries" in fields
-    return Asked.model_construct(
+    return Asked(
         queries=model.queries if many else [model.query],
         k=model.k,
         min_score=model.min_score,

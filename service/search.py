@@ -11,6 +11,7 @@ import numpy as np
 
 from bidmatch.base import text
 from export.bundle.index import Denied
+from service.live.phrases import View
 from service.matches import Encoded
 from service.options import MatchOptions
 from service.pairs import Pairs, both, found_pairs, join
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from service.engine import Engine
 
 _NO_ROWS = np.empty(0, np.int64)
+_NO_BITS = np.empty(0, np.uint8)
 # How much deeper a search goes at a time where phrases of one text took each other's places.
 _DEEPER = 4
 
@@ -41,11 +43,11 @@ class Search:
         self._engine, self._options = engine, options
         self._keys, self._vectors = queries.keys, queries.vectors
         self._scope = engine.scopes.of(options)
-        self._live = engine.live
-        self._limit = 0 if self._live is None else self._live.limit
-        self._off = None if self._live is None else self._live.bundle_off
+        self._live = live = engine.live
+        self._view = View(0, _NO_BITS, None) if live is None else live.view
+        self._off = self._view.bundle_off
         honour = engine.settings.honour_match_types
-        live_words = self._live is not None and self._limit > 0
+        live_words = self._view.limit > 0
         self._words: list[list[str]] | None = None
         if honour and (len(engine.runs) or len(engine.negatives) or live_words):
             self._words = [words(key) for key in queries.keys]
@@ -59,18 +61,30 @@ class Search:
         named = self._by_words()
         depth = engine.depth(options.k)
         while True:
-            found, full = self._by_search(depth)
+            found, unseen = self._by_search(depth)
             pairs = join(named, found)
             if not options.distinct:
                 return pairs.best(options.k)
-            pairs = self._distinct(pairs.best(len(pairs.rows) + 1))
-            counts = np.bincount(pairs.positions, minlength=len(self._keys))
-            if not (full & (counts < options.k)).any():
-                return pairs.best(options.k)
-            depth = min(_DEEPER * depth, len(engine) + self._limit)
+            pairs = self._distinct(pairs.best(len(pairs.rows) + 1)).best(options.k)
+            if not (unseen > self._last(pairs)).any():
+                return pairs
+            depth = min(_DEEPER * depth, len(engine) + self._view.limit)
+
+    def _last(self, pairs: Pairs) -> np.ndarray:
+        """The score that another phrase must have to be one of the best of each query: float32 (n,)."""
+        counts = np.bincount(pairs.positions, minlength=len(self._keys))
+        last = np.full(len(self._keys), -np.inf, np.float32)
+        full = counts >= self._options.k
+        ends = np.cumsum(counts)[full] - 1
+        scores = pairs.encoder[ends] + pairs.classifier[ends]
+        last[full] = np.where(pairs.exact[ends], np.inf, scores)
+        return last
 
     def _by_search(self, depth: int) -> tuple[Pairs, np.ndarray]:
-        """What the bundle's index and the live graph give; whether more could be found for each query."""
+        """What the bundle's index and the live graph give, and what the others may score at most, by query.
+
+        That is float32 (n,), -inf where there are no others that could be returned.
+        """
         engine, options, vectors = self._engine, self._options, self._vectors
         kept = depth if options.distinct else options.k
         rows, encoder, classifier = engine.index.search(
@@ -84,25 +98,41 @@ class Search:
         full = (rows[:, -1] >= 0) & (rows.shape[1] == depth) & (depth < len(engine))
         if engine.rescores:
             encoder, classifier = self._rescored(rows)
+        unseen = self._unseen(full, encoder, classifier)
         pairs = found_pairs(rows, encoder, classifier, kept, options.min_score)
-        if self._live is None or not self._limit:
-            return pairs, full
+        limit = self._view.limit
+        if self._live is None or not limit:
+            return pairs, unseen
         allowed, denied = self._live_scope
         live = self._live.search(
             vectors.narrow,
-            min(depth, self._limit),
+            min(depth, limit),
             engine.index.width(engine.settings.ef),
-            self._limit,
+            self._view,
             allowed=allowed,
             denied=denied,
         )
         live_rows = np.where(live.rows < 0, -1, live.rows + len(engine))
-        full |= (live_rows[:, -1] >= 0) & (depth < self._limit)
         encoder, classifier = live.encoder, live.classifier
         if engine.rescores:
             encoder, classifier = self._rescored(live_rows)
+        full = (live_rows[:, -1] >= 0) & (depth < limit)
+        unseen = np.maximum(unseen, self._unseen(full, encoder, classifier))
         more = found_pairs(live_rows, encoder, classifier, kept, options.min_score)
-        return self._settled(both(pairs, more)), full
+        return both(pairs, more), unseen
+
+    def _unseen(self, full: np.ndarray, encoder: np.ndarray, classifier: np.ndarray) -> np.ndarray:
+        """What may be expected of phrases beyond those found: no more than the least of these.
+
+        Args:
+            full: bool (n,), whether there may be more.
+            encoder: float32 (n, c), one part of the scores of those found.
+            classifier: float32 (n, c), the other part.
+        """
+        least = (encoder + classifier).min(axis=1)
+        if self._options.min_score is not None:
+            full = full & (least >= self._options.min_score)
+        return np.where(full, least, -np.inf)
 
     def recall(self) -> tuple[int, int]:
         """See `index_recall`."""
@@ -114,15 +144,16 @@ class Search:
         found = search(vectors, engine.depth(k), denied=self._denied).rows[0]
         best = exact(vectors, k, denied=self._denied).rows[0]
         hits, wanted = np.isin(best[best >= 0], found).sum(), (best >= 0).sum()
-        if self._live is not None and self._limit:
+        limit = self._view.limit
+        if self._live is not None and limit:
             allowed, denied = self._live_scope
             width = engine.index.width(engine.settings.ef)
-            depth = min(engine.depth(k), self._limit)
+            depth = min(engine.depth(k), limit)
             live_found, live_best = (
                 self._live.search(
-                    vectors, most, width, self._limit, allowed=allowed, denied=denied, exactly=exactly
+                    vectors, most, width, self._view, allowed=allowed, denied=denied, exactly=exactly
                 ).rows[0]
-                for most, exactly in ((depth, False), (min(k, self._limit), True))
+                for most, exactly in ((depth, False), (min(k, limit), True))
             )
             hits += np.isin(live_best[live_best >= 0], live_found).sum()
             wanted += (live_best >= 0).sum()
@@ -143,15 +174,14 @@ class Search:
             runs = same.take(np.empty(0, np.int64))
         else:
             runs = self._admitted(*engine.runs.find(self._words), exact=False)
-        if self._live is not None and self._limit:
-            same = both(same, self._live_admitted(*self._live.same_key(self._keys, self._limit), exact=True))
+        if self._live is not None and self._view.limit:
+            same = both(same, self._live_admitted(*self._live.same_key(self._keys, self._view), exact=True))
             if self._words is not None:
-                found = self._live.runs(self._words, self._limit)
+                found = self._live.runs(self._words, self._view)
                 runs = both(runs, self._live_admitted(*found, exact=False))
         if self._options.min_score is not None and len(runs.rows):
             runs = runs.take(runs.encoder + runs.classifier >= self._options.min_score)
-        pairs = join(same, runs)
-        return pairs if self._live is None else self._settled(pairs)
+        return join(same, runs)
 
     def _admitted(self, positions: np.ndarray, rows: np.ndarray, *, exact: bool) -> Pairs:
         if len(rows):
@@ -181,18 +211,6 @@ class Search:
         encoder, classifier = self._engine.scores_of(self._vectors.of(positions), rows[:, None], self._live)
         return Pairs(positions, rows, encoder[:, 0], classifier[:, 0], np.full(len(rows), exact))
 
-    def _settled(self, pairs: Pairs) -> Pairs:
-        """Without rows that another one took the place of before the search began."""
-        live, count = self._live, len(self._engine)
-        assert live is not None
-        keep = np.ones(len(pairs.rows), bool)
-        theirs = np.flatnonzero(pairs.rows >= count)
-        keep[theirs] = live.current(pairs.rows[theirs] - count, self._limit)
-        if live.replaced:
-            for at in np.flatnonzero(pairs.rows < count).tolist():
-                keep[at] = live.replaced.get(int(pairs.rows[at]), self._limit) >= self._limit
-        return pairs if keep.all() else pairs.take(keep)
-
     def _distinct(self, pairs: Pairs) -> Pairs:
         """The first pair of each query and text, of pairs in their order."""
         _, texts, _ = PhraseTable(self._engine.table, self._live, ()).take(pairs.rows)
@@ -220,17 +238,17 @@ class Search:
 
     def _scope_of_live(self) -> tuple[np.ndarray | None, Denied | None]:
         """Bits of the live rows that filter and allow list let pass; rows that are denied, by query."""
-        live, options = self._live, self._options
-        if live is None or not self._limit:
+        live, options, limit = self._live, self._options, self._view.limit
+        if live is None or not limit:
             return None, None
         allowed: np.ndarray | None = None
         if options.filter:
-            allowed = live.columns.select(options.filter).mask()[: self._limit]
+            allowed = live.columns.select(options.filter).mask()[:limit]
         if options.allow is not None:
-            listed = np.zeros(self._limit, bool)
-            listed[live.rows_of(options.allow, self._limit)] = True
+            listed = np.zeros(limit, bool)
+            listed[live.rows_of(options.allow, self._view)] = True
             allowed = listed if allowed is None else listed & allowed
-        denied = np.sort(live.rows_of(options.deny, self._limit)).astype(np.int32)
+        denied = np.sort(live.rows_of(options.deny, self._view)).astype(np.int32)
         blocked = (
             live.negatives.blocked
             if len(live.negatives) and self._engine.settings.honour_match_types

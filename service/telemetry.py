@@ -7,6 +7,7 @@ own there, and whoever is asked adds them up. Without the folder a process count
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,7 @@ class Telemetry:
         )
         self._gauge("build_info", "The software.", "max", ["version"]).labels(__version__).set(1)
         self._info: list[Any] = []
+        self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def _counter(self, name: str, what: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"bidmatch_{name}_total", what, labels, registry=self.registry)
@@ -174,8 +176,7 @@ class Telemetry:
     def batch_started(self, queries: int, waits: list[float]) -> None:
         """A batch left the queue; `waits` are the seconds that its requests waited."""
         self.batch_queries.observe(queries)
-        for wait in waits:
-            self.queue_seconds.observe(wait)
+        observe_all(self.queue_seconds, waits)
 
     def batch_done(self, engine: Engine, answers: Sequence[Answer]) -> None:
         """A batch was answered by an engine."""
@@ -186,18 +187,26 @@ class Telemetry:
             if timings.rescore:
                 self.rescore_seconds.observe(timings.rescore)
         bundle = engine.bundle_id
-        matches, best = self.matches.labels(bundle), self.best_scores.labels(bundle)
-        for answer in answers:
-            matches.observe(answer.count)
-            self.queries.labels(bundle, "true" if answer.count else "false").inc()
-            if answer.best == answer.best:
-                best.observe(answer.best)
+        counts = [answer.count for answer in answers]
+        observe_all(self.matches.labels(bundle), counts)
+        observe_all(self.best_scores.labels(bundle), [one.best for one in answers if one.best == one.best])
+        matched = sum(map(bool, counts))
+        if matched:
+            self.queries.labels(bundle, "true").inc(matched)
+        if matched < len(counts):
+            self.queries.labels(bundle, "false").inc(len(counts) - matched)
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """A request was answered. Unknown routes and methods, a client's to invent, count as one."""
-        known = method if method in _METHODS else "other"
-        self.requests.labels(route, known, str(status)).inc()
-        self.request_seconds.labels(route).observe(seconds)
+        series = self._series.get((route, method, status))
+        if series is None:
+            known = method if method in _METHODS else "other"
+            series = self.requests.labels(route, known, str(status)), self.request_seconds.labels(route)
+            if known == method:
+                self._series[route, method, status] = series
+        counter, times = series
+        counter.inc()
+        times.observe(seconds)
 
     def refused_client(self, reason: str) -> None:
         """A connection was refused or dropped before the application saw a request."""
@@ -211,6 +220,20 @@ class Telemetry:
         multiprocess.MultiProcessCollector(registry, path=self._folder)
         registry.register(_Processes(Path(self._folder)))
         return generate_latest(registry)
+
+
+def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
+    """`histogram.observe` of many values, at the cost of about one."""
+    if not values:
+        return
+    bounds = histogram._upper_bounds
+    buckets: dict[int, int] = {}
+    for value in values:
+        at = bisect_left(bounds, value)
+        buckets[at] = buckets.get(at, 0) + 1
+    histogram._sum.inc(sum(values))
+    for at, count in buckets.items():
+        histogram._buckets[at].inc(count)
 
 
 class _Processes(Collector):

@@ -16,6 +16,8 @@ def normalise(text: str) -> str:
 
     Lone surrogates, which UTF-8 cannot carry, become U+FFFD. Idempotent.
     """
+    if text.isascii() and text.isprintable():
+        return " ".join(text.split())
     if not text.isascii():
         text = unicodedata.normalize("NFKC", _SURROGATES.sub("\ufffd", text))
     if not text.isprintable():

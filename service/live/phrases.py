@@ -1,9 +1,9 @@
 """The live phrases of one worker, in memory, beside a bundle's: found from when they are applied.
 
 One thread applies changes and links rows into the graph; any number of threads search meanwhile. Rows are
-only ever appended: a changed phrase gets a new row and its old one is switched off. A search looks at the
-rows that were there when it began (`limit`), so it sees a phrase before a change or after it, never twice or
-not at all.
+only ever appended: a changed phrase gets a new row and its old one is switched off. What is to be seen is a
+`View` that never changes; the next one takes its place in one step. A search keeps the one it began with, so
+it sees a phrase before a change or after it, never twice or not at all.
 """
 
 from __future__ import annotations
@@ -80,6 +80,38 @@ class BundlePhrases:
     serves: Any
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a search sees.
+
+    Attributes:
+        limit: rows before this one.
+        off: bits of those that are no longer returned, at least `limit` of them.
+        bundle_off: bits of the bundle's rows that are paused, removed or replaced by live ones; None: no row.
+    """
+
+    limit: int
+    off: np.ndarray
+    bundle_off: np.ndarray | None
+
+    def is_off(self, row: int) -> bool:
+        """Whether a row before `limit` is no longer returned."""
+        return _is_set(self.off, row)
+
+    def bundle_row_is_off(self, row: int) -> bool:
+        """Whether a row of the bundle is paused, removed or replaced."""
+        return self.bundle_off is not None and _is_set(self.bundle_off, row)
+
+
+def _is_set(bits: np.ndarray, row: int) -> bool:
+    return bool(bits[row >> 3] >> (row & 7) & 1)
+
+
+def _switch(bits: np.ndarray, row: int, *, off: bool) -> None:
+    bit = np.uint8(1 << (row & 7))
+    bits[row >> 3] = bits[row >> 3] | bit if off else bits[row >> 3] & ~bit
+
+
 class LivePhrases:
     """See the module.
 
@@ -91,11 +123,14 @@ class LivePhrases:
             their words alone.
 
     Attributes:
-        limit: number of rows that searches may look at.
-        version: rises with each change.
+        ids: by row, those of earlier states, too; likewise the next two.
+        texts: see `ids`.
+        columns_of: see `ids`.
+        columns: to be filtered by.
+        negatives: negative keywords.
+        view: what searches that begin now see.
+        version: rises with each change, after it is in `view`.
         active: phrases that can be matched.
-        bundle_off: bits of the bundle's rows that are paused, removed or replaced by live ones; None: no row.
-        replaced: of the bundle's rows, those that a live row stands for, and that row.
     """
 
     def __init__(
@@ -120,12 +155,13 @@ class LivePhrases:
         self.columns = GrowingColumns(schema)
         self.negatives = GrowingNegatives()
         self._runs = GrowingRuns()
-        self._off = np.zeros(_LEAST_ROWS // 8, np.uint8)
-        self._wide = np.zeros((_LEAST_ROWS, shape.wide_dim), np.int8)
-        self._scales = np.zeros((_LEAST_ROWS, 2), np.float32)
-        self.bundle_off: np.ndarray | None = None
-        self.replaced: dict[int, int] = {}
-        self.limit = 0
+        # The row that a phrase had before one of its rows.
+        self._earlier: dict[int, int] = {}
+        self._wide = (
+            np.zeros((_LEAST_ROWS, shape.wide_dim), np.int8),
+            np.zeros((_LEAST_ROWS, 2), np.float32),
+        )
+        self.view = View(0, np.zeros(_LEAST_ROWS // 8, np.uint8), None)
         self.active = 0
         self.version = 0
 
@@ -137,7 +173,7 @@ class LivePhrases:
     @property
     def wasted(self) -> int:
         """Rows that no search returns any more."""
-        return self.limit - self.active
+        return self.view.limit - self.active
 
     def link(self, most: int) -> int:
         """Put up to so many rows into the graph; returns how many."""
@@ -152,28 +188,28 @@ class LivePhrases:
         """
         held = self._bundle.rows([change.id for change in changes])
         placed = [change for change in changes if self._is_placed(change, held.get(change.id))]
-        old_rows = {change.id: self._row_of.get(change.id) for change in changes}
+        old_rows = {change.id: self.row_of(change.id) for change in changes}
         first = self._append(placed, vectors)
-        for at, change in enumerate(placed):
-            self._row_of[change.id] = first + at
-            bundle_row = held.get(change.id)
-            if bundle_row is not None:
-                self.replaced[bundle_row] = first + at
-        self.limit = first + len(placed)
-        new = {change.id for change in placed}
+        end = first + len(placed)
+        off = np.zeros(max(len(self.view.off), -(-len(self._wide[0]) // 8)), np.uint8)
+        off[: len(self.view.off)] = self.view.off
+        bundle_off = self.view.bundle_off
+        if held:
+            bundle_off = pack(np.zeros(self._bundle.count, bool)) if bundle_off is None else bundle_off.copy()
+        new = {change.id: first + at for at, change in enumerate(placed)}
         for change in changes:
-            old = old_rows[change.id]
+            old, row = old_rows[change.id], new.get(change.id)
             if old is not None:
-                self._switch_off(old)
-            self.active += (change.id in new) - (old is not None)
-            if change.id not in new:
-                self._row_of.pop(change.id, None)
+                _switch(off, old, off=True)
+            if row is not None:
+                if change.id in self._row_of:
+                    self._earlier[row] = self._row_of[change.id]
+                self._row_of[change.id] = row
             bundle_row = held.get(change.id)
-            if bundle_row is not None:
-                on = change.state == "active" and change.id not in new
-                if change.id not in new:
-                    self.replaced.pop(bundle_row, None)
-                self._switch_bundle(bundle_row, on=on)
+            if bundle_row is not None and bundle_off is not None:
+                _switch(bundle_off, bundle_row, off=row is not None or change.state != "active")
+            self.active += (row is not None) - (old is not None)
+        self.view = View(end, off, bundle_off)
         self.version += 1
 
     def wants_vector(self, change: PhraseRow) -> bool:
@@ -195,7 +231,8 @@ class LivePhrases:
         self._grow(end)
         if self._shape.wide_dim:
             wide = self._shape.weighted_wide(vectors.wide)
-            self._wide[first:end], self._scales[first:end] = to_8_bits(wide, self._shape.wide_split)
+            rows, scales = self._wide
+            rows[first:end], scales[first:end] = to_8_bits(wide, self._shape.wide_split)
         self.ids += [phrase.id for phrase in phrases]
         self.texts += texts
         self.columns_of += [phrase.columns for phrase in phrases]
@@ -210,63 +247,38 @@ class LivePhrases:
         return first
 
     def _grow(self, rows: int) -> None:
-        have = len(self._wide)
+        have = len(self._wide[0])
         if rows <= have:
             return
-        more = max(rows, 2 * have)
-        for name in ("_wide", "_scales"):
-            old = getattr(self, name)
-            new = np.zeros((more, old.shape[1]), old.dtype)
-            new[:have] = old
-            setattr(self, name, new)
-        off = np.zeros(-(-more // 8), np.uint8)
-        off[: len(self._off)] = self._off
-        self._off = off
-
-    def _switch_off(self, row: int) -> None:
-        self._off[row >> 3] |= np.uint8(1 << (row & 7))
-
-    def _switch_bundle(self, row: int, *, on: bool) -> None:
-        if self.bundle_off is None:
-            if on:
-                return
-            self.bundle_off = pack(np.zeros(self._bundle.count, bool))
-        bit = np.uint8(1 << (row & 7))
-        self.bundle_off[row >> 3] = (
-            self.bundle_off[row >> 3] & ~bit if on else self.bundle_off[row >> 3] | bit
-        )
-
-    def is_off(self, row: int) -> bool:
-        """Whether a row is no longer returned to searches that begin now."""
-        return bool(self._off[row >> 3] >> (row & 7) & 1)
-
-    def current(self, rows: np.ndarray, limit: int) -> np.ndarray:
-        """Which rows, all before a search's limit, are the last before it of their phrases: bool (m,)."""
-        keep = np.ones(len(rows), bool)
-        for at, row in enumerate(rows.tolist()):
-            now = self._row_of.get(self.ids[row])
-            keep[at] = now == row or (now is not None and now >= limit)
-        return keep
+        more = max(rows, 2 * have) - have
+        wide, scales = self._wide
+        # Both at once: a search that scores meanwhile must not meet the one without the other.
+        self._wide = (np.pad(wide, ((0, more), (0, 0))), np.pad(scales, ((0, more), (0, 0))))
 
     def row_of(self, id: str) -> int | None:
         """The row of a phrase that can be matched, or None."""
-        return self._row_of.get(id)
+        view = self.view
+        row = self._row_in(view, id)
+        return None if row is None or view.is_off(row) else row
 
-    def bundle_row_is_off(self, row: int) -> bool:
-        """Whether a row of the bundle is paused, removed or replaced."""
-        return self.bundle_off is not None and bool(self.bundle_off[row >> 3] >> (row & 7) & 1)
+    def _row_in(self, view: View, id: str) -> int | None:
+        """The row that a phrase has in a view, or None; it may be off."""
+        row = self._row_of.get(id)
+        while row is not None and row >= view.limit:
+            row = self._earlier.get(row)
+        return row
 
     def nearest(self, vectors: np.ndarray, k: int) -> list[int]:
         """The rows nearest to one vector, float32 (1, dim), under no rule but their own state."""
-        limit = self.limit
-        if not limit:
+        view = self.view
+        if not view.limit:
             return []
-        rows = self.search(vectors, min(k, limit), k, limit, allowed=None, denied=None).rows[0]
+        rows = self.search(vectors, min(k, view.limit), k, view, allowed=None, denied=None).rows[0]
         return [int(row) for row in rows if row >= 0]
 
     def holds(self, id: str) -> bool:
         """Whether a phrase of this id can be matched as a live one."""
-        return id in self._row_of
+        return self.row_of(id) is not None
 
     def scored(self, vectors: QueryVectors) -> np.ndarray:
         """What phrases with these vectors of the encoder are scored with, float32 (n, dim)."""
@@ -274,12 +286,12 @@ class LivePhrases:
             return self._shape.weighted_wide(vectors.wide)
         return self._shape.weighted(vectors.narrow)
 
-    def rows_of(self, ids: Sequence[str], limit: int) -> np.ndarray:
-        """The rows before `limit` that the phrases of these ids have now, int64."""
-        found = (self._row_of.get(one) for one in ids)
-        return np.array([row for row in found if row is not None and row < limit], np.int64)
+    def rows_of(self, ids: Sequence[str], view: View) -> np.ndarray:
+        """The rows that the phrases of these ids have in a view, int64; some may be off."""
+        found = (self._row_in(view, one) for one in ids)
+        return np.array([row for row in found if row is not None], np.int64)
 
-    def same_key(self, keys: Sequence[str], limit: int) -> tuple[np.ndarray, np.ndarray]:
+    def same_key(self, keys: Sequence[str], view: View) -> tuple[np.ndarray, np.ndarray]:
         """The rows whose key equals a query's: positions in `keys`, rows; int64 (m,) each."""
         if not self._by_key:
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -288,18 +300,16 @@ class LivePhrases:
             for at, one in enumerate(keys)
             if one
             for row in self._by_key.get(one, ())
-            if row < limit
         ]
-        return self._on(pairs)
+        return self._on(pairs, view)
 
-    def runs(self, words: Sequence[Sequence[str]], limit: int) -> tuple[np.ndarray, np.ndarray]:
+    def runs(self, words: Sequence[Sequence[str]], view: View) -> tuple[np.ndarray, np.ndarray]:
         """The rows bought as `phrase` whose words a query contains: positions, rows; int64 (m,) each."""
         positions, rows = self._runs.find(words)
-        inside = rows < limit
-        return self._on(list(zip(positions[inside].tolist(), rows[inside].tolist(), strict=True)))
+        return self._on(list(zip(positions.tolist(), rows.tolist(), strict=True)), view)
 
-    def _on(self, pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-        kept = [(at, row) for at, row in pairs if not self.is_off(row)]
+    def _on(self, pairs: list[tuple[int, int]], view: View) -> tuple[np.ndarray, np.ndarray]:
+        kept = [(at, row) for at, row in pairs if row < view.limit and not view.is_off(row)]
         columns = np.array(kept, np.int64).reshape(-1, 2)
         return columns[:, 0], columns[:, 1]
 
@@ -308,19 +318,19 @@ class LivePhrases:
         vectors: np.ndarray,
         k: int,
         ef: int,
-        limit: int,
+        view: View,
         *,
         allowed: np.ndarray | None,
         denied: Denied | None,
         exactly: bool = False,
     ) -> Found:
-        """The k nearest rows before `limit` of each vector, see `PhraseIndex.search`.
+        """The k nearest rows of each vector, see `PhraseIndex.search`.
 
         Args:
             vectors: float32 (n, dim).
             k: at least 1.
             ef: width of the search.
-            limit: rows before this one.
+            view: of what there is.
             allowed: bits of the rows that may be returned; None for all.
             denied: rows that may not, by query.
             exactly: compare all rows.
@@ -329,9 +339,9 @@ class LivePhrases:
             np.ascontiguousarray(vectors, np.float32),
             k,
             ef,
-            limit,
+            view.limit,
             allowed=allowed,
-            off=self._off,
+            off=view.off,
             denied_offsets=None if denied is None else denied.offsets,
             denied_rows=None if denied is None else denied.rows,
             exactly=exactly,
@@ -344,11 +354,12 @@ class LivePhrases:
             return self._graph.score(
                 np.ascontiguousarray(vectors.narrow, np.float32), np.ascontiguousarray(rows)
             )
+        wide, scales = self._wide
         return _native.score_wide(
             np.ascontiguousarray(vectors.wide, np.float32),
             np.ascontiguousarray(rows),
-            self._wide,
-            self._scales,
+            wide,
+            scales,
             split=self._shape.wide_split,
             encoder_weight=self._shape.wide_weights[0],
             classifier_weight=self._shape.wide_weights[1],
