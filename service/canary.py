@@ -74,11 +74,12 @@ class Canary:
             started = time.thread_time()
             hits, wanted = index_recall(engine, query, options)
             used = time.thread_time() - started
-            del sample
             self._rest_until = time.monotonic() + used / _MOST_TIME
+            bundle = engine.bundle_id
+            # Until the next sample comes they would keep a bundle that no longer serves.
+            del sample, engine
             if not wanted:
                 continue
-            bundle = engine.bundle_id
             self._telemetry.canary_seconds.inc(used)
             self._telemetry.canary_hits.labels(bundle).inc(hits)
             self._telemetry.canary_wanted.labels(bundle).inc(wanted)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -83,6 +84,7 @@ class Engine:
             and nothing is re-scored.
         cost: what encoding costs, by which queries of a call are grouped; None until `measure` finds out.
         live: the live phrases; None: there are none. Set by one thread while others match.
+        serves: `serves(row, live phrase)`: whether the bundle's phrase stands for a live one of its id.
 
     Raises:
         ConfigError: re-scoring is asked for, and the bundle has no wide vectors; or the provider is not
@@ -112,6 +114,8 @@ class Engine:
         alone = self.encoder.providers[0] == CPU[0] and settings.encoder_threads == 1
         self._clock = time.thread_time if alone else time.perf_counter
         self.live: LivePhrases | None = None
+        # Live phrases keep it, and would keep all of a bundle that is no longer served, were it a method.
+        self.serves = partial(_serves, self.table, self.user_columns.names, bundle.manifest.created)
         self._fragments = Fragments(len(self))
 
     @classmethod
@@ -207,16 +211,6 @@ class Engine:
             BundlePhrases(len(self), self.ids.find, self.serves),
             honour_match_types=self.settings.honour_match_types,
         )
-
-    def serves(self, row: int, phrase: PhraseRow) -> bool:
-        """Whether the bundle's phrase stands for a live one of its id: says the same, or was made later."""
-        if phrase.changed <= 1e3 * datetime.fromisoformat(self.bundle.manifest.created).timestamp():
-            return True
-        (_, (held,), (columns,)) = PhraseTable(self.table, None, self.user_columns.names).take(
-            np.array([row])
-        )
-        given = {name: value for name, value in phrase.columns.items() if value is not None}
-        return text.normalise(held) == phrase.text and all(columns.get(name) == given[name] for name in given)
 
     def encode(self, queries: Sequence[str]) -> Encoded:
         """Tokenise and encode n queries, those of like lengths together."""
@@ -362,6 +356,15 @@ class Engine:
     def rescores(self) -> bool:
         """Whether what the index finds is scored again with wide vectors."""
         return self._rescorer is not None
+
+
+def _serves(table: pa.Table, columns: list[str], created: str, row: int, phrase: PhraseRow) -> bool:
+    """Whether the bundle's phrase stands for a live one of its id: says the same, or was made later."""
+    if phrase.changed <= 1e3 * datetime.fromisoformat(created).timestamp():
+        return True
+    (_, (held,), (there,)) = PhraseTable(table, None, columns).take(np.array([row]))
+    given = {name: value for name, value in phrase.columns.items() if value is not None}
+    return text.normalise(held) == phrase.text and all(there.get(name) == given[name] for name in given)
 
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray | None:
