@@ -1,6 +1,9 @@
 # The serving image: `bidmatch serve` of the bundle mounted at /bundle. No torch, no compiler, no root.
 #   docker build -t bidmatch .
-#   docker run --read-only -p 127.0.0.1:8000:8000 -v "$PWD/runs/demo/bundle:/bundle:ro" bidmatch
+#   docker run --read-only -p 127.0.0.1:8000:8000 -v "$PWD/runs/demo/bundle:/bundle:ro" -e BIDMATCH_AUTH=off bidmatch
+# It listens on all addresses of the container, so it asks for keys unless told not to, as above: mount files of
+# keys and name them in BIDMATCH_API_KEYS_FILE and BIDMATCH_ADMIN_KEYS_FILE. Live phrases need a volume that
+# user 10001 may write, named in BIDMATCH_LIVE. Nothing else is written but to /dev/shm.
 
 FROM python:3.11-slim AS build
 RUN apt-get update \
@@ -9,12 +12,7 @@ RUN apt-get update \
 WORKDIR /src
 RUN python -m venv /opt/bidmatch
 ENV PATH=/opt/bidmatch/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-COPY constraints.txt ./
-# hnswlib's own default is code for the processor that builds it, which another may not run. On x86-64 it is
-# built for AVX2 (processors since 2013); elsewhere for the compiler's baseline.
-RUN if [ "$(uname -m)" = x86_64 ]; then export CFLAGS=-march=x86-64-v3 CXXFLAGS=-march=x86-64-v3; fi \
-    && HNSWLIB_NO_NATIVE=1 pip install --constraint constraints.txt hnswlib
-COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY constraints.txt pyproject.toml setup.py README.md LICENSE NOTICE ./
 COPY bidmatch bidmatch
 COPY trainer trainer
 COPY export export

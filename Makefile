@@ -6,15 +6,15 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types format bench lock clean
+.PHONY: help install demo test lint types audit format bench lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
 
-$(STAMP): pyproject.toml constraints.txt deploy/check-machine.sh
+$(STAMP): pyproject.toml setup.py constraints.txt deploy/check-machine.sh $(wildcard export/bundle/native/*)
 	@PYTHON="$(PYTHON)" sh deploy/check-machine.sh
 	@echo "Installing bidmatch with its training and test packages into $(VENV) (some minutes: torch is large,"
-	@echo "hnswlib is compiled) ..."
+	@echo "the searches and hnswlib are compiled) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.[train,dev]'
 	@touch $@
@@ -33,6 +33,9 @@ lint: $(STAMP)  ## ruff: rules and format
 types: $(STAMP)  ## mypy
 	@$(BIN)/mypy
 
+audit: $(STAMP)  ## look the dependencies up among known vulnerabilities
+	@$(BIN)/python deploy/audit.py constraints.txt .audit
+
 format: $(STAMP)  ## rewrite the code in ruff's format
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
@@ -43,4 +46,4 @@ lock: $(STAMP)  ## write constraints.txt anew from what .venv holds
 	@sh deploy/lock.sh $(BIN)/python > constraints.txt.new && mv constraints.txt.new constraints.txt
 
 clean:  ## remove .venv, .peers, caches and build folders; runs/ stays
-	rm -rf $(VENV) .peers build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .peers .audit build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 #!/bin/sh
 # What a machine needs before anything is installed: Python 3.11 or later with venv and headers, a C++ compiler.
-# hnswlib is compiled from its source; without these its build fails late and unreadably.
+# The searches, and hnswlib, are compiled from source; without these their build fails late and unreadably.
 python="${PYTHON:-python3}"
 missing=""
 want() { missing="$missing
@@ -20,6 +20,6 @@ command -v "${CXX:-c++}" >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 ||
     want "a C++ compiler (Debian: apt-get install g++; macOS: xcode-select --install)"
 
 if [ -n "$missing" ]; then
-    printf 'This machine lacks what bidmatch is built with (hnswlib is compiled from source):%s\n' "$missing" >&2
+    printf 'This machine lacks what bidmatch is built with (the searches and hnswlib are compiled from source):%s\n' "$missing" >&2
     exit 1
 fi

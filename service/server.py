@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
-import tempfile
-from pathlib import Path
 
 from bidmatch.base.errors import BidmatchError, ConfigError
 from service.settings import Settings
+from service.shared import shared_folder
 
 
 def serve(settings: Settings) -> None:
@@ -28,16 +26,12 @@ def serve(settings: Settings) -> None:
         BidmatchError: the port can't be had.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    folder = Path(tempfile.mkdtemp(prefix="bidmatch-"))
-    # Read by prometheus_client when it is first imported.
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-    try:
-        with bind(settings.host, settings.port) as listener:
-            from service.supervisor import Supervisor
+    with shared_folder() as folder, bind(settings.host, settings.port) as listener:
+        # Read by prometheus_client when it is first imported.
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+        from service.supervisor import Supervisor
 
-            Supervisor(settings, listener, folder).run()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        Supervisor(settings, listener, folder).run()
 
 
 def bind(host: str, port: int) -> socket.socket:
