@@ -152,12 +152,15 @@ class Serving:
 
     def switch(self, loaded: Loaded) -> None:
         """Let a prepared bundle answer from now on."""
+
+        def take_over() -> None:
+            self.previous, self.current = self.current.engine.bundle_id, loaded
+
         if self.sync is not None and loaded.live is not None:
-            live, applied = loaded.live
-            self.sync.switch(loaded.engine, live, applied, self._dropping(loaded))
-            loaded.live = None
-        self.previous = self.current.engine.bundle_id
-        self.current = loaded
+            (live, applied), loaded.live = loaded.live, None
+            self.sync.switch(loaded.engine, live, applied, self._dropping(loaded), take_over)
+        else:
+            take_over()
         self.on_switch(loaded.engine)
 
     def report(self, seconds: float) -> dict[str, Any]:
@@ -228,7 +231,8 @@ def newest_bundle(path: Path) -> Path:
         return path
     found = []
     for folder in sorted(path.iterdir()):
-        if folder.is_dir() and (folder / MANIFEST).is_file():
+        # Those that are still being written have names that begin with a dot.
+        if not folder.name.startswith(".") and (folder / MANIFEST).is_file():
             try:
                 found.append((read_manifest(folder).created, folder))
             except DamagedError:

@@ -99,10 +99,12 @@ class Telemetry:
         self.cache_misses = self._counter("cache_misses", "Queries that the cache had no answer to.")
         self.cache_dropped = self._counter("cache_invalidated", "Answers dropped as live phrases changed.")
         self.cache_bytes = self._gauge("cache_bytes", "Bytes of answers in the cache.")
-        self.live_phrases = self._gauge("live_phrases", "Live phrases that can be matched.", "max")
-        self.live_unlinked = self._gauge("live_unlinked", "Live rows that are searched one by one.", "max")
+        self.live_phrases = self._gauge("live_phrases", "Live phrases that can be matched.", "livemax")
+        self.live_unlinked = self._gauge(
+            "live_unlinked", "Live rows that are searched one by one.", "livemax"
+        )
         self.live_sequence = self._gauge(
-            "live_sequence", "Latest change of the live phrases in effect.", "min"
+            "live_sequence", "Latest change of the live phrases in effect.", "livemin"
         )
         self.canary_hits = self._counter(
             "canary_hits", "Of exact search's best, those that the index found.", ["bundle"]
@@ -114,7 +116,7 @@ class Telemetry:
         self.recall = self._gauge(
             "recall",
             "Recall of the index against exact search, of the latest samples.",
-            "mostrecent",
+            "livemostrecent",
             ["bundle"],
         )
         self.reloads = self._counter(
@@ -124,15 +126,15 @@ class Telemetry:
             self.reloads.labels(outcome)
         self.degraded = self._gauge("degraded", "Workers that run on another device than was wanted.")
         self._bundles = self._gauge(
-            "bundle_info", "The bundle that answers.", "mostrecent", ["bundle", "created", "phrases"]
+            "bundle_info", "The bundle that answers.", "livemostrecent", ["bundle", "created", "phrases"]
         )
         self._models = self._gauge(
             "model_info",
             "The model in the bundle.",
-            "mostrecent",
+            "livemostrecent",
             ["model", "kind", "dim", "precision", "wide_dim", "candidates", "provider"],
         )
-        self._gauge("build_info", "The software.", "max", ["version"]).labels(__version__).set(1)
+        self._gauge("build_info", "The software.", "livemax", ["version"]).labels(__version__).set(1)
         self._info: list[Any] = []
         self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 

@@ -160,14 +160,29 @@ class LiveSync:
             return self._moved.wait_for(lambda: self._applied >= sequence, timeout)
 
     def switch(
-        self, engine: Engine, live: LivePhrases, applied: int, on_change: Callable[[Change], None]
+        self,
+        engine: Engine,
+        live: LivePhrases,
+        applied: int,
+        on_change: Callable[[Change], None],
+        take_over: Callable[[], None],
     ) -> None:
-        """Go on with another engine, whose live phrases hold all changes up to `applied`."""
-        with self._lock:
+        """Go on with another engine, whose live phrases hold all changes up to `applied`.
+
+        `take_over` is called when they hold all there are, before anybody hears that one is visible here.
+        """
+        with self._moved:
             engine.live = live
             self._engine, self._on_change = engine, on_change
             self._applied = applied
-        self._catch_up()
+            try:
+                while self._apply_some():
+                    pass
+            except BidmatchError as error:
+                # The thread tries again.
+                _log.error("live phrases can't follow the store: %s", error.reason)
+            take_over()
+            self._moved.notify_all()
 
     def _run(self) -> None:
         _lower_priority()
@@ -193,19 +208,24 @@ class LiveSync:
                     self._wake.wait(left)
 
     def _catch_up(self) -> None:
-        while True:
-            with self._lock:
-                if self._store.last_sequence() == self._applied:
-                    return
-                rows = self._store.changes(self._applied, _CHANGES)
-                if not rows:
-                    return
-                live = self._engine.live
-                assert live is not None
-                change = apply_changes(self._engine, live, self._store, rows)
-                self._on_change(change)
-                self._applied = rows[-1].sequence
+        more = True
+        while more:
+            with self._moved:
+                more = self._apply_some()
                 self._moved.notify_all()
+
+    def _apply_some(self) -> bool:
+        """Apply the next changes, holding the lock; False where there were none."""
+        if self._store.last_sequence() == self._applied:
+            return False
+        rows = self._store.changes(self._applied, _CHANGES)
+        if not rows:
+            return False
+        live = self._engine.live
+        assert live is not None
+        self._on_change(apply_changes(self._engine, live, self._store, rows))
+        self._applied = rows[-1].sequence
+        return True
 
     def _tidy(self) -> None:
         """Begin anew with the phrases that are left where most rows are those of phrases that are gone."""
