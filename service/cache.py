@@ -24,6 +24,7 @@ _ROUNDING = 1e-4
 _LARGEST_STEP = 1 / 127
 # Products that checking new phrases against all guards may cost; beyond it, all answers are dropped.
 _MOST_PRODUCTS = 500_000_000
+_PAIRS_AT_ONCE = 1_000_000
 _FILTER_WORDS = 4
 _NO_WEIGHT = 1e9
 
@@ -72,6 +73,55 @@ def _bytes_of(options: MatchOptions) -> int:
     """Bytes that options take in memory, roughly."""
     size = options.filter.size() if options.filter is not None else 0
     return size + sum(60 + 2 * len(one) for ids in (options.allow or (), options.deny) for one in ids)
+
+
+@dataclass(frozen=True)
+class _Guards:
+    """The guards of n answers, see `Guard`: a row each. `split` is the width of the Φ_D part."""
+
+    vectors: np.ndarray
+    scales: np.ndarray
+    last: np.ndarray
+    ids: np.ndarray
+    split: int
+
+    def may_hold(self, id: str) -> np.ndarray:
+        """Whether a phrase may be in each answer: bool (n,)."""
+        mine = id_filter([id])
+        held: np.ndarray = (self.ids & mine == mine).all(axis=1)
+        return held
+
+    def reached(self, phrases: np.ndarray) -> np.ndarray:
+        """Whether the score of some phrase, float32 (m, dim), may reach each answer's last: bool (n,)."""
+        rows = np.broadcast_to(np.arange(len(self.last)), (len(phrases), len(self.last)))
+        encoder, classifier = _native.score_wide(
+            phrases,
+            np.ascontiguousarray(rows),
+            self.vectors,
+            self.scales,
+            split=self.split,
+            encoder_weight=_NO_WEIGHT,
+            classifier_weight=_NO_WEIGHT,
+        )
+        reached: np.ndarray = (encoder + classifier + self._lost(phrases) >= self.last - _ROUNDING).any(
+            axis=0
+        )
+        return reached
+
+    def _lost(self, phrases: np.ndarray) -> np.ndarray:
+        """By how much a score of phrase and query may be above that of phrase and guard: float32 (m, n).
+
+        Each number in 8 bits is off by half a step at most: those of the query here, and those of the phrase
+        where answers are ordered by such.
+        """
+        lost = np.zeros((len(phrases), len(self.last)), np.float32)
+        for part, columns in enumerate((slice(0, self.split), slice(self.split, None))):
+            sizes = np.abs(phrases[:, columns])
+            steps = sizes.max(axis=1, initial=0.0) * _LARGEST_STEP
+            # The query's part has length 1, so its magnitudes add up to the root of its width at most.
+            root = np.float32(sizes.shape[1] ** 0.5)
+            lost += 0.5 * (sizes.sum(axis=1)[:, None] * self.scales[:, part] + steps[:, None] * root)
+        return lost
 
 
 class AnswerCache:
@@ -149,55 +199,39 @@ class AnswerCache:
             gone: ids of the phrases that left.
         """
         with self._lock:
+            # From here on no answer is kept that was searched before the change.
             self._version = max(self._version, version)
-            before = len(self._entries)
             count = len(self._key_of)
-            if not before:
+            if not self._entries:
                 return 0
             if len(vectors) * count * self._dim > _MOST_PRODUCTS:
+                dropped = len(self._entries)
                 self._clear()
-                return before
+                return dropped
+            guards = _Guards(
+                self._vectors[:count],
+                self._scales[:count],
+                self._last[:count],
+                self._ids[:count],
+                self._split,
+            )
             wrong = np.zeros(count, bool)
             for key in keys:
                 wrong[list(self._of_query.get(key, ()))] = True
-            if len(vectors):
-                rows = np.broadcast_to(np.arange(count), (len(vectors), count))
-                encoder, classifier = _native.score_wide(
-                    np.ascontiguousarray(vectors, np.float32),
-                    np.ascontiguousarray(rows),
-                    self._vectors[:count],
-                    self._scales[:count],
-                    split=self._split,
-                    encoder_weight=_NO_WEIGHT,
-                    classifier_weight=_NO_WEIGHT,
-                )
-                least = self._last[:count] - self._lost(vectors, count) - _ROUNDING
-                wrong |= (encoder + classifier >= least).any(axis=0)
-            for one in gone:
-                mine = id_filter([one])
-                wrong |= (self._ids[:count] & mine == mine).all(axis=1)
+        # Meanwhile others get and put. A slot that gets a newer answer now may lose it for nothing.
+        for one in gone:
+            wrong |= guards.may_hold(one)
+        at_once = max(1, _PAIRS_AT_ONCE // count)
+        for start in range(0, len(vectors), at_once):
+            wrong |= guards.reached(np.ascontiguousarray(vectors[start : start + at_once], np.float32))
+        dropped = 0
+        with self._lock:
             for slot in np.flatnonzero(wrong).tolist():
                 key_of = self._key_of[slot]
                 if key_of is not None:
                     self._drop(key_of)
-            return before - len(self._entries)
-
-    def _lost(self, vectors: np.ndarray, count: int) -> np.ndarray:
-        """By how much the score of a phrase and a query may be above that of the guard: float32 (m, count).
-
-        Each number in 8 bits is off by half a step at most: those of the query here, and those of the phrase
-        where answers are ordered by such.
-        """
-        lost = np.zeros((len(vectors), count), np.float32)
-        for part, columns in enumerate((slice(0, self._split), slice(self._split, self._dim))):
-            sizes = np.abs(vectors[:, columns])
-            width = sizes.shape[1]
-            steps = sizes.max(axis=1, initial=0.0) * _LARGEST_STEP
-            # The query's part has length 1, so its magnitudes add up to the root of its width at most.
-            lost += 0.5 * (
-                sizes.sum(axis=1)[:, None] * self._scales[:count, part] + steps[:, None] * width**0.5
-            )
-        return lost
+                    dropped += 1
+        return dropped
 
     def _drop(self, key: Key) -> None:
         _, slot, size = self._entries.pop(key)

@@ -301,6 +301,39 @@ def test_an_answer_of_before_a_change_is_not_kept_after_it() -> None:
     assert there(cache, "ab") == ["a"]
 
 
+def test_others_get_and_put_while_a_change_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = cached("a", "b", last=-np.inf)
+    vector = units(np.random.default_rng(0), 1)
+    begun, go = threading.Event(), threading.Event()
+    reached = module._Guards.reached
+
+    def held_up(guards: module._Guards, phrases: np.ndarray) -> np.ndarray:
+        begun.set()
+        assert go.wait(10)
+        return reached(guards, phrases)
+
+    monkeypatch.setattr(module._Guards, "reached", held_up)
+    changing = threading.Thread(target=cache.changed, args=(1, [], vector, []))
+    changing.start()
+    assert begun.wait(10)
+    assert there(cache, "ab") == ["a", "b"]
+    cache.put("old", ANY, Kept(b"", 1), guard(vector[0], -np.inf, version=0))
+    cache.put("new", ANY, Kept(b"", 1), guard(vector[0], -np.inf, version=1))
+    go.set()
+    changing.join()
+    assert there(cache, ["a", "b", "old", "new"]) == ["new"]
+
+
+def test_more_pairs_than_are_checked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = [f"q{i}" for i in range(20)]
+    vectors = units(np.random.default_rng(0), 20)
+    for at_once in (1, 50, 10**6):
+        monkeypatch.setattr(module, "_PAIRS_AT_ONCE", at_once)
+        cache = cached(*queries, last=1.9)
+        assert cache.changed(1, [], vectors[3:10], []) == 7
+        assert there(cache, queries) == queries[:3] + queries[10:]
+
+
 def test_too_many_products_drop_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     queries = [f"q{i}" for i in range(20)]
     far = -units(np.random.default_rng(0), 20)[:2]
