@@ -31,6 +31,7 @@ COMMANDS = {
 }
 
 TRAIN_PACKAGES = {
+    "hnswlib",
     "huggingface_hub",
     "torch",
     "transformers",

@@ -184,27 +184,44 @@ def test_packages_that_import_nothing(package: str) -> None:
     assert imports(package) == ()
 
 
-def _declared() -> tuple[set[str], set[str], set[str]]:
-    """Names of distributions: of the serving install, of the training extra, of the client extra."""
+@dataclass(frozen=True)
+class Declared:
+    """Names of distributions that pyproject.toml asks for: of the serving install, and of its extras."""
+
+    serving: set[str]
+    training: set[str]
+    client: set[str]
+    traces: set[str]
+
+
+def declared() -> Declared:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     def names(requirements: list[str]) -> set[str]:
         return {_canonical(re.split(r"[\[<>=!~; ]", one)[0]) for one in requirements}
 
     extras = project["optional-dependencies"]
-    return names(project["dependencies"]), names(extras["train"]), names(extras["client"])
+    return Declared(
+        names(project["dependencies"]), *(names(extras[extra]) for extra in ("train", "client", "traces"))
+    )
 
 
-# FastAPI is made of Starlette, and its documentation has users import from there.
-CARRIED = {"starlette": "fastapi"}
+# What comes with another: FastAPI is made of Starlette, and its documentation has users import from there;
+# uvicorn[standard] runs on httptools, whose errors its protocol raises; the API is a part of its SDK.
+CARRIED = {"starlette": "fastapi", "httptools": "uvicorn", "opentelemetry-api": "opentelemetry-sdk"}
 
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def test_what_uvicorn_carries_is_asked_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert any(one.startswith("uvicorn[standard]") for one in project["dependencies"])
+
+
 def test_every_imported_package_is_declared_where_it_is_needed() -> None:
-    serving, training, client = _declared()
+    known = declared()
     providers = packages_distributions()
     wrong = []
     for module in MODULES:
@@ -213,21 +230,34 @@ def test_every_imported_package_is_declared_where_it_is_needed() -> None:
             if own(package) or package in sys.stdlib_module_names or one.typing:
                 continue
             named = {_canonical(CARRIED.get(name, name)) for name in providers.get(package, [])}
-            allowed = serving if within(module, *SERVING) else serving | training
+            allowed = known.serving if within(module, *SERVING) else known.serving | known.training
             if within(module, "bidmatch.client"):
-                allowed = client
+                allowed = known.client
+            if module == "service.traces" and one.lazy:
+                allowed = known.serving | known.traces
             if not named & allowed:
                 wrong.append(f"{module}, line {one.line}: {package} ({', '.join(named) or 'not installed'})")
     assert wrong == []
 
 
+def test_what_an_extra_alone_brings_is_imported_only_where_it_is_asked_for() -> None:
+    """The service starts without OpenTelemetry, and the client's HTTP library is its own."""
+    for package, home in (("opentelemetry", "service.traces"), ("httpx", "bidmatch.client")):
+        users = {module for module in MODULES for one in imports(module) if within(one.module, package)}
+        assert users
+        assert all(within(user, home) for user in users), users
+    for module in ("service.app", "service.worker", "bidmatch.commands.serve"):
+        everything = reached(module, lazy=False)
+        assert not [path for name, path in everything.items() if within(name, "opentelemetry", "httpx")]
+
+
 def test_a_missing_package_of_training_is_known_as_one() -> None:
-    serving, training, _ = _declared()
+    needed = declared()
     providers = packages_distributions()
     known = {
         package
         for package, names in providers.items()
-        if {_canonical(name) for name in names} & (training - serving)
+        if {_canonical(name) for name in names} & (needed.training - needed.serving)
     }
     used = {one.module.partition(".")[0] for module in MODULES for one in imports(module)}
     assert known & used - TRAIN_PACKAGES == set()
