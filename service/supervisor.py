@@ -1,7 +1,7 @@
 """The parent of the workers: starts them, starts those anew that end, hears signals, looks for new bundles.
 
-It answers no request, has no threads, and what may take long or fail is done by processes that it starts: so
-it can fork at any time, and hears at once what happens.
+It answers no request, starts no threads, and what may take long or fail is done by processes that it starts:
+so it can fork at any time, and hears at once what happens.
 """
 
 from __future__ import annotations
