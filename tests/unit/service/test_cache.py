@@ -261,7 +261,7 @@ def test_no_wrong_answer_is_ever_kept(dim: int, split: int, weights: tuple[float
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (0.2, 1.8)])
 @pytest.mark.parametrize(("dim", "split"), [(64, 32), (512, 256), (40, 0), (40, 40)])
 def test_8_bits_hide_no_phrase(dim: int, split: int, weights: tuple[float, float]) -> None:
-    """Vectors that lose as much as can be in 8 bits: one large number, the others just below a step's half."""
+    """Vectors that lose as much as can be in 8 bits: one large number, others just below a step's half."""
     cache = AnswerCache(10**7, dim, split)
     query, phrase = np.zeros(dim), np.ones(dim)
     for part, weight in zip((slice(0, split), slice(split, None)), weights, strict=True):

@@ -4,6 +4,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 
 import jsonschema_rs
 import pytest
@@ -66,10 +67,14 @@ def test_what_is_refused_and_why(requests: MatchRequests, body: str, where: str,
     assert [error.where for error in refused.value.errors] == [where]
 
 
+def listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
 @pytest.mark.parametrize(
     ("body", "wanted"),
     [
-        ({}, {"filter": None, "allow": None, "deny": [], "distinct": False}),
+        ({}, {"filter": None, "allow": None, "deny": (), "distinct": False}),
         ({"allow": None, "filter": None}, {"filter": None, "allow": None}),
         ({"allow": [], "deny": []}, {"allow": [], "deny": []}),
         ({"allow": ["a", " "], "deny": ["\0", "ü" * 200]}, {"allow": ["a", " "], "deny": ["\0", "ü" * 200]}),
@@ -81,7 +86,9 @@ def test_what_is_refused_and_why(requests: MatchRequests, body: str, where: str,
 def test_rules_that_are_taken(requests: MatchRequests, body: dict, wanted: dict) -> None:
     for what in ({"query": "a"}, {"queries": ["a", "b"]}):
         asked = requests.parse(json.dumps(what | body).encode())
-        assert {name: getattr(asked, name) for name in wanted} == wanted
+        assert {name: listed(getattr(asked, name)) for name in wanted} == {
+            name: listed(value) for name, value in wanted.items()
+        }
     assert requests.explain(json.dumps({"query": "a", "ids": ["x"]} | body).encode()).ids == ["x"]
 
 
@@ -106,6 +113,43 @@ def test_rules_that_are_refused_and_why(requests: MatchRequests, body: dict, whe
         requests.parse(json.dumps({"query": "a"} | body).encode())
     assert refused.value.status == 422
     assert [error.where for error in refused.value.errors] == [where]
+
+
+def test_a_body_of_query_and_k_alone_is_read_as_any_other(requests: MatchRequests) -> None:
+    """Most bodies are such, and have a way of their own."""
+    values: list[object] = [
+        "a",
+        "",
+        "12345678",
+        "123456789",
+        " ",
+        "\u200b",
+        "\ud800",
+        "ü",
+        None,
+        1,
+        True,
+        ["a"],
+    ]
+    numbers: list[object] = [1, 20, 0, 21, -1, 2.0, 2.5, True, None, "2", 2**63, 10**30]
+    bodies = [json.dumps({"query": value}) for value in values]
+    bodies += [json.dumps({"query": value, "k": k}) for value in values for k in numbers]
+    bodies += [json.dumps({"k": k, "query": "a"}) for k in numbers]
+    bodies += [
+        '{"query": "a", "query": "b"}',
+        '{"query": "a", "k": 2, "k": 30}',
+        '{"query": "a", "k": 30, "k": 2}',
+    ]
+    bodies += ['{"query": "a", "min_score": null}', '{"query": "a", "k": 1e0}', "", "{", "[]", "null", "NaN"]
+    for body in bodies:
+        simple = requests._simple(body.encode())
+        try:
+            checked = requests._checked(body.encode())
+            checked = replace(checked, deny=tuple(checked.deny), ids=tuple(checked.ids))
+        except ProblemError:
+            checked = None
+        assert simple is None or simple == checked, body
+    assert requests._simple(b'{"query": "a", "k": 3}') == Asked(["a"], 3)
 
 
 def test_a_request_is_plain_where_any_bundle_can_tell_what_it_asks() -> None:
