@@ -30,15 +30,17 @@ class Channel:
 
     def send(self, **message: Any) -> bool:
         """Send a message; whether the other end took it. One that did not may hear nothing more."""
+        line = json.dumps(message).encode() + b"\n"
+        self._end.settimeout(_PATIENCE_S)
         try:
-            self._end.settimeout(_PATIENCE_S)
-            self._end.sendall(json.dumps(message).encode() + b"\n")
-            self._end.setblocking(False)
+            self._end.sendall(line)
         except OSError:
             # Half of it may be on its way, so that what followed could not be read.
             with suppress(OSError):
                 self._end.shutdown(socket.SHUT_WR)
             return False
+        finally:
+            self._end.setblocking(False)
         return True
 
     def receive(self) -> tuple[list[dict[str, Any]], bool]:
