@@ -192,7 +192,10 @@ class _Connection:
     __slots__ = ("due", "fd", "pending", "socket")
 
     def __init__(self, address: tuple[str, int]):
-        self.socket = socket.create_connection(address, timeout=10)
+        try:
+            self.socket = socket.create_connection(address, timeout=10)
+        except OSError as failure:
+            raise BidmatchError(f"{address[0]}:{address[1]} takes no connection: {failure}") from failure
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
         self.fd = self.socket.fileno()

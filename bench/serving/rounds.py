@@ -144,7 +144,10 @@ class Measurement:
         )
         with at_work(target):
             before, started = sum(one.cpu_seconds() for one in target.servers), time.monotonic()
-            met = load(job)
+            try:
+                met = load(job)
+            except BidmatchError as failure:
+                raise BidmatchError(f"{target.name}: {failure}", hint=f"See {server.log}.") from failure
             wall = time.monotonic() - started
             used = sum(one.cpu_seconds() for one in target.servers) - before
         self._asked += met.due + 101
