@@ -115,6 +115,7 @@ def assert_vectors(store: LiveStore, rows: list[PhraseRow]) -> None:
     np.testing.assert_array_equal(found.wide, -found.narrow)
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_survives_kills(tmp_path: Path) -> None:
     chance = random.Random(0)
     folder = tmp_path / "live"

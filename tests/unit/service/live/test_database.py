@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -225,18 +226,35 @@ def test_an_error_in_a_transaction_undoes_it(tmp_path: Path) -> None:
         assert store.put([PhraseRecord("p2", "boots")])[0].sequence == 2
 
 
-def in_a_child(work: Callable[[], None]) -> int:
+def in_a_child(work: Callable[..., None], *arguments: int) -> int:
     """Fork; the child does the work and ends. Its process id."""
     pid = os.fork()
     if pid == 0:
         try:
-            work()
+            work(*arguments)
             os._exit(0)
         except BaseException as error:
             print(error, file=sys.stderr, flush=True)
         finally:
             os._exit(1)
     return pid
+
+
+def test_many_processes_make_the_same_store_at_once(tmp_path: Path) -> None:
+    for attempt in range(5):
+        folder = tmp_path / f"{attempt}"
+        start = time.monotonic() + 0.1
+
+        def work(number: int, folder: Path = folder, start: float = start) -> None:
+            time.sleep(max(0, start - time.monotonic()))
+            with LiveStore.open(folder) as store:
+                store.put([PhraseRecord(f"{number}", "a")])
+
+        children = [in_a_child(work, number) for number in range(8)]
+        assert [os.waitpid(child, 0)[1] for child in children] == [0] * 8
+        with LiveStore.open(folder) as store:
+            assert {row.id for row in store.changes(0, 100)} == {f"{number}" for number in range(8)}
+        assert [path.name for path in folder.iterdir()] == ["live.db"]
 
 
 def open_files() -> list[str]:
@@ -281,7 +299,7 @@ def test_forks_while_threads_write_and_read(tmp_path: Path) -> None:
         threads = [threading.Thread(target=target) for target in (write, read)]
         for thread in threads:
             thread.start()
-        children = [in_a_child(lambda number=number: work(number)) for number in range(8)]  # type: ignore[misc]
+        children = [in_a_child(work, number) for number in range(8)]
         assert [os.waitpid(child, 0)[1] for child in children] == [0] * 8
         stop.set()
         for thread in threads:

@@ -400,4 +400,4 @@ class AgainstADictionary(RuleBasedStateMachine):
 
 
 TestAgainstADictionary = AgainstADictionary.TestCase
-TestAgainstADictionary.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestAgainstADictionary.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
