@@ -67,14 +67,15 @@ def test_a_closed_loop_asks_every_body_in_turn_and_counts_the_answers(bodies: Pa
         met = load(Job("127.0.0.1", port, bodies, 0.5, 1, warm_up=0))
     assert met.failed == 0
     assert met.statuses == {"200": met.due}
-    assert len(got) - met.due in (0, 1)  # the last may be answered after the end
+    # The last may be answered, or only sent, after the end.
+    assert 0 <= len(got) - met.due <= 2
     assert [data.rpartition(b"\r\n\r\n")[2] for data in got[:4]] == [
         b'{"query":"a"}',
         b'{"query":"b"}',
         b'{"query":"c"}',
         b'{"query":"a"}',
     ]
-    assert met.asked_again == len(got) - 3
+    assert met.due - 3 <= met.asked_again <= met.due - 1
     assert met.answer_bytes == 2
 
 
