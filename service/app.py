@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -180,7 +180,7 @@ class App:
             request.scope, request.receive, self.settings.max_body_bytes, self.settings.body_timeout_ms / 1000
         )
 
-    def admin(self, request: Request) -> None:
+    async def admin(self, request: Request) -> None:
         """Let only those pass who hold an admin key.
 
         Raises:
@@ -188,7 +188,7 @@ class App:
         """
         self._guard.admin(request.scope)
 
-    def may_match(self, request: Request) -> None:
+    async def may_match(self, request: Request) -> None:
         """Let only those pass who hold a key.
 
         Raises:
@@ -236,6 +236,7 @@ def _match_routes(api: FastAPI, app: App) -> None:
         operation_id="match_one",
         summary="Match one query",
         tags=["match"],
+        dependencies=[Depends(app.may_match)],
         response_class=Response,
         responses={
             **ok(ref("OneAnswer"), "The phrases, best first"),
@@ -264,7 +265,6 @@ def _match_routes(api: FastAPI, app: App) -> None:
     ) -> Response:
         """The phrases that belong to a query."""
         started = time.perf_counter()
-        app.may_match(request)
         try:
             schemas.something(q)
         except ValueError as empty:
@@ -278,8 +278,8 @@ def _match_routes(api: FastAPI, app: App) -> None:
 
 
 def _phrase_routes(api: FastAPI, app: App) -> None:
-    requests, phrases = app.matcher.requests, app.phrases
-    answers = problem_answers(401, 403, 404)
+    requests, phrases, admin = app.matcher.requests, app.phrases, [Depends(app.admin)]
+    answers = problem_answers(401, 403, 404, 422)
     one = {**ok(ref("PhraseState"), "The phrase as it is now"), **answers}
     changed = {**one, **problem_answers(409, 507)}
 
@@ -288,6 +288,7 @@ def _phrase_routes(api: FastAPI, app: App) -> None:
         operation_id="put_phrases",
         summary="Add or change phrases",
         tags=["phrases"],
+        dependencies=admin,
         response_class=Response,
         responses={
             **ok(ref("PhraseStates"), "They are stored, and matched from now on"),
@@ -297,7 +298,6 @@ def _phrase_routes(api: FastAPI, app: App) -> None:
     )
     async def put_phrases(request: Request) -> Response:
         """All of them or none. They are on disk when this answers, and in every worker within a second."""
-        app.admin(request)
         try:
             given = requests.put_phrases(await app.body(request))
         except ClientLeftError:
@@ -309,12 +309,12 @@ def _phrase_routes(api: FastAPI, app: App) -> None:
         operation_id="pause_phrase",
         summary="Pause a phrase",
         tags=["phrases"],
+        dependencies=admin,
         response_class=Response,
         responses=changed,
     )
-    async def pause(request: Request, id: schemas.PathId) -> Response:
+    async def pause(id: schemas.PathId) -> Response:
         """It is matched no more until it is resumed; phrases of the bundle, too."""
-        app.admin(request)
         return json_response(orjson.dumps(await phrases.set_state(id, "paused"), default=str))
 
     @api.post(
@@ -322,12 +322,12 @@ def _phrase_routes(api: FastAPI, app: App) -> None:
         operation_id="resume_phrase",
         summary="Resume a phrase",
         tags=["phrases"],
+        dependencies=admin,
         response_class=Response,
         responses=changed,
     )
-    async def resume(request: Request, id: schemas.PathId) -> Response:
+    async def resume(id: schemas.PathId) -> Response:
         """A paused phrase is matched again."""
-        app.admin(request)
         return json_response(orjson.dumps(await phrases.set_state(id, "active"), default=str))
 
     @api.get(
@@ -335,12 +335,12 @@ def _phrase_routes(api: FastAPI, app: App) -> None:
         operation_id="get_phrase",
         summary="A phrase",
         tags=["phrases"],
+        dependencies=admin,
         response_class=Response,
         responses=one,
     )
-    async def get_phrase(request: Request, id: schemas.PathId) -> Response:
+    async def get_phrase(id: schemas.PathId) -> Response:
         """A phrase of the bundle or a live one, as it is now."""
-        app.admin(request)
         return json_response(orjson.dumps(await phrases.get(id), default=str))
 
     @api.delete(
@@ -348,33 +348,33 @@ def _phrase_routes(api: FastAPI, app: App) -> None:
         operation_id="remove_phrase",
         summary="Remove a phrase",
         tags=["phrases"],
+        dependencies=admin,
         response_class=Response,
         responses=changed,
     )
-    async def remove(request: Request, id: schemas.PathId) -> Response:
+    async def remove(id: schemas.PathId) -> Response:
         """It is matched no more, in later bundles either, until it is added again."""
-        app.admin(request)
         return json_response(orjson.dumps(await phrases.set_state(id, "removed"), default=str))
 
 
 def _admin_routes(api: FastAPI, app: App) -> None:
-    requests = app.matcher.requests
+    requests, admin = app.matcher.requests, [Depends(app.admin)]
 
     @api.post(
         "/admin/reload",
         operation_id="reload",
         summary="Let another bundle take over",
         tags=["operations"],
+        dependencies=admin,
         response_class=Response,
         responses={
             **ok(ref("Reloaded"), "It has taken over"),
-            **problem_answers(400, 401, 403, 408, 409, 413, 415, 422),
+            **problem_answers(400, 401, 403, 408, 409, 413, 415, 422, 503),
         },
         openapi_extra={"requestBody": requests.body_of(schemas.ReloadRequest, required=False)},
     )
     async def reload(request: Request) -> Response:
         """Verified, warmed and tried on recent queries first; a bad one is refused and nothing changes."""
-        app.admin(request)
         try:
             path = requests.reload(await app.body(request))
         except ClientLeftError:
@@ -393,6 +393,7 @@ def _admin_routes(api: FastAPI, app: App) -> None:
         operation_id="explain",
         summary="Why matches are what they are",
         tags=["operations"],
+        dependencies=admin,
         response_class=Response,
         responses={
             **ok(ref("Explanation"), "How they came about"),
@@ -402,7 +403,6 @@ def _admin_routes(api: FastAPI, app: App) -> None:
     )
     async def explained(request: Request) -> Response:
         """Tokens, width of the search, both parts of the scores, and the rule that left each phrase out."""
-        app.admin(request)
         try:
             asked = requests.explain(await app.body(request))
         except ClientLeftError:
