@@ -1,7 +1,8 @@
-"""A tiny bundle whose every score is known, and real servers in their own processes."""
+"""A tiny bundle whose every score is known; the service in this process, and in processes of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import signal
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hnswlib
 import httpx
@@ -25,7 +27,14 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from bidmatch.base.files import atomic_dir
 from export.bundle import format as fmt
+from export.bundle.read import open_bundle
 from export.bundle.write import create_vectors, finish, write_phrases, write_tokenizer
+from service.admin import Phrases
+from service.app import App
+from service.live.store import LiveStore
+from service.security import Guard
+from service.serving import Serving
+from service.settings import Settings
 
 DIM = 16
 HALF = DIM // 2
@@ -163,8 +172,75 @@ def _record(phrases: int) -> dict[str, object]:
     }
 
 
+class Application:
+    """The service in this process, asked without a server.
+
+    Args:
+        bundle: what answers.
+        guard: who may do what; None for anyone anything.
+        settings: those that are not the defaults.
+    """
+
+    def __init__(self, bundle: Path, guard: Guard | None = None, **settings: Any):
+        self.settings = Settings(**{"bundle": bundle, "canary": 0.0} | settings)
+        live = self.settings.live
+        self.store = None if live is None else LiveStore.open(live)
+        self.serving = Serving(
+            open_bundle(bundle),
+            self.settings.engine(),
+            cache_bytes=self.settings.cache_mb * 1_000_000,
+            store=self.store,
+            probes=self.settings.probes,
+        )
+        self.serving.start()
+        self.phrases = Phrases(self.serving, self.store)
+        self.app = App(
+            self.serving,
+            self.settings,
+            guard=guard or Guard(None, None, required=False),
+            phrases=self.phrases,
+        )
+
+    def client(self) -> httpx.AsyncClient:
+        """For several requests of one event loop."""
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://service")
+
+    def ask(self, method: str, path: str, **content: Any) -> httpx.Response:
+        """The answer to one request."""
+
+        async def asking() -> httpx.Response:
+            async with self.client() as client:
+                return await client.request(method, path, **content)
+
+        return asyncio.run(asking())
+
+    def close(self) -> None:
+        """End all of its threads."""
+        asyncio.run(self.app.matcher.batcher.close())
+        self.app.canary.stop()
+        self.serving.stop()
+        self.phrases.close()
+        if self.store is not None:
+            self.store.close()
+
+
+@pytest.fixture
+def application() -> Iterator[Callable[..., Application]]:
+    """`application(bundle, cache_mb=0)` is the service under these settings, in this process."""
+    made: list[Application] = []
+
+    def make(bundle: Path, guard: Guard | None = None, **settings: Any) -> Application:
+        made.append(Application(bundle, guard, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
 class Server:
-    """`bidmatch serve` in a process of its own."""
+    """`bidmatch serve`, parent and workers, in processes of its own."""
 
     def __init__(self, *arguments: str):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BIDMATCH_")}
@@ -179,8 +255,9 @@ class Server:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         assert self._ready.wait(60), self.text()
-        assert self.process.poll() is None, self.text()
-        self.url = next(line.split()[1] for line in self.said if line.startswith("ready: "))
+        addresses = [line.split()[1] for line in self.said if line.startswith("ready: ")]
+        assert addresses, self.text()
+        self.url = addresses[0]
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -218,8 +295,11 @@ def start(tiny_bundle: Path) -> Callable[..., object]:
         try:
             yield server
         finally:
-            server.process.kill()
-            server.process.wait()
+            try:
+                server.stop()
+            finally:
+                server.process.kill()
+        assert "Traceback" not in server.text(), server.text()
 
     return starting
 
