@@ -279,12 +279,12 @@ class _Generator:
             raise BidmatchError("a request did not fit into the socket's buffer")
 
     def _receive(self, connection: _Connection) -> bool:
-        """Whether the connection is free again: answered, or broken and made anew (under another number)."""
+        """Whether the request that was out is answered. A connection that the server ends is forgotten."""
         try:
             data = connection.socket.recv(_READ)
         except ConnectionError:
             data = b""
-        if not data:
+        if not data or connection.due < 0:  # what comes unasked, such as a 408, comes before the end
             return self._lost(connection)
         if connection.pending:
             data = connection.pending + data
