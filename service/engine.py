@@ -36,7 +36,7 @@ from service.live.store import PhraseRow
 from service.matches import Encoded, Matches, Timings, no_matches
 from service.options import MatchOptions
 from service.phrase_keys import PhraseIds, PhraseKeys
-from service.phrase_table import PhraseTable, one_chunk
+from service.phrase_table import PhraseTable
 from service.rules.bought import PhraseRuns
 from service.rules.negatives import NEGATIVE_KEYWORDS, Negatives
 from service.scope import Scopes
@@ -96,7 +96,7 @@ class Engine:
         self.settings = settings
         self.encoder = QueryEncoder.on(bundle, settings.provider, threads=settings.encoder_threads)
         self.index = PhraseIndex(bundle)
-        self.table = one_chunk(bundle.phrases)
+        self.table = bundle.phrases
         self.keys = PhraseKeys(bundle.lookups.keys, self.table.column("text"))
         self.ids = PhraseIds(bundle.lookups.ids, self.table.column("id"))
         users = self.table.select(self.user_columns.names)

@@ -46,13 +46,3 @@ class PhraseTable:
                 texts.insert(at, live.texts[row])
                 columns.insert(at, own)
         return ids, texts, columns
-
-
-def one_chunk(table: pa.Table) -> pa.Table:
-    """The table in memory, one chunk a column: taking a few rows of a chunked column costs milliseconds."""
-    # 64-bit offsets, for beyond 2 GiB a string column could not be one chunk.
-    fields = [
-        field.with_type(pa.large_string()) if pa.types.is_string(field.type) else field
-        for field in table.schema
-    ]
-    return table.cast(pa.schema(fields)).combine_chunks()

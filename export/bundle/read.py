@@ -286,7 +286,7 @@ def _open_regular(path: Path, name: str) -> BinaryIO:
 
 def _stamp(stream: BinaryIO) -> tuple[int, ...]:
     status = os.fstat(stream.fileno())
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _descriptor_path(stream: BinaryIO, path: Path) -> str:
@@ -324,10 +324,12 @@ def _read_phrases(path: Path, manifest: Manifest, stream: BinaryIO) -> pa.Table:
     if len(set(table.column_names)) != table.num_columns:
         _damaged(path, f"{PHRASES} has two columns of one name")
     for column in ("id", "text"):
-        if column not in table.column_names or table.schema.field(column).type != pa.string():
+        if column not in table.column_names or table.schema.field(column).type != pa.large_string():
             _damaged(path, f"{PHRASES} has no string column {column!r}")
         if table[column].null_count:
             _damaged(path, f"{PHRASES} has empty values in {column!r}")
+    if any(column.num_chunks != 1 for column in table.columns):
+        _damaged(path, f"{PHRASES} is not in one piece")
     if table.num_rows != manifest.counts.phrases:
         _damaged(path, f"{PHRASES} has {table.num_rows:,} rows, not {manifest.counts.phrases:,}")
     if pc.count_distinct(table["id"]).as_py() != table.num_rows:
@@ -392,7 +394,7 @@ def _read_lookup(path: Path, manifest: Manifest, stream: BinaryIO, name: str) ->
     if name == RUNS:
         entries = max(0, (manifest.files[name].bytes - _NPY_HEADER_BYTES) // 16)
     table = _map_array(path, manifest, stream, name, "<i8", (2, entries))
-    if entries and (table[1].min() < 0 or table[1].max() >= count or (np.diff(table[0]) < 0).any()):
+    if entries and (table[1].min() < 0 or table[1].max() >= count or (table[0][1:] < table[0][:-1]).any()):
         _damaged(path, f"{name} does not lead to the phrases")
     return np.asarray(table)
 

@@ -28,13 +28,12 @@ from export.bundle.format import (
 from export.bundle.lookup import lookup_tables
 from export.bundle.read import verify_folder
 
-_PHRASE_CHUNK = 1 << 16
-
 
 def write_phrases(folder: Path, phrases: pa.Table) -> None:
-    """Write `phrases.arrow`: `id` and `text` as strings, then the other columns as they are, in chunks.
+    """Write `phrases.arrow`: `id` and `text`, then the other columns, each in one piece.
 
-    And the tables that find them (see `export.bundle.lookup`).
+    Texts get 64-bit offsets, for beyond 2 GiB a column could not be one piece; so nothing need be copied to
+    be read by row. And the tables that find the phrases (see `export.bundle.lookup`).
 
     Raises:
         InputError: there is no phrase, a column is missing, or an id or text is empty.
@@ -44,11 +43,15 @@ def write_phrases(folder: Path, phrases: pa.Table) -> None:
     for position, name in enumerate(("id", "text")):
         if name not in phrases.column_names or phrases[name].null_count:
             raise InputError(f"every phrase needs a value in the column {name!r}")
-        column = phrases[name].cast(pa.string())
+        column = phrases[name].cast(pa.large_string())
         phrases = phrases.remove_column(phrases.column_names.index(name)).add_column(position, name, column)
-    phrases = phrases.replace_schema_metadata(None)
+    fields = [
+        field.with_type(pa.large_string()) if pa.types.is_string(field.type) else field
+        for field in phrases.schema
+    ]
+    phrases = phrases.cast(pa.schema(fields)).replace_schema_metadata(None).combine_chunks()
     with pa.OSFile(str(folder / PHRASES), "wb") as sink, pa.ipc.new_file(sink, phrases.schema) as writer:
-        writer.write_table(phrases, max_chunksize=_PHRASE_CHUNK)
+        writer.write_table(phrases)
     for name, table in zip(LOOKUPS, lookup_tables(phrases), strict=True):
         with (folder / name).open("wb") as stream:
             np.lib.format.write_array(stream, table.astype("<i8"), version=(1, 0))

@@ -314,12 +314,15 @@ def _phrases(bundle_copy, table):
 def test_phrases_of_another_schema(bundle_copy):
     good = pa.ipc.open_file((bundle_copy.path / "phrases.arrow").read_bytes()).read_all()
     ids = good["id"].to_pylist()
+    texts = pa.array(good["text"].to_pylist())
     for table, reason in (
+        (good.set_column(1, "text", texts), "no string column 'text'"),
+        (pa.concat_tables([good.slice(0, 20), good.slice(20)]), "not in one piece"),
         (good.drop_columns(["id"]), "no string column 'id'"),
         (good.set_column(1, "text", pa.array(range(54))), "no string column 'text'"),
         (good.slice(1), "has 53 rows"),
-        (good.set_column(0, "id", pa.array(["p0", *ids[:-1]])), "two phrases with one id"),
-        (good.set_column(0, "id", pa.array([None, *ids[1:]])), "empty values in 'id'"),
+        (good.set_column(0, "id", pa.array(["p0", *ids[:-1]], pa.large_string())), "two phrases with one id"),
+        (good.set_column(0, "id", pa.array([None, *ids[1:]], pa.large_string())), "empty values in 'id'"),
         (good.append_column("text", good["text"]), "two columns of one name"),
     ):
         _phrases(bundle_copy, table)

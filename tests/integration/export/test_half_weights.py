@@ -42,7 +42,8 @@ def test_the_weights_lie_in_the_phrases_vectors(bundles):
 
 @pytest.mark.parametrize("rescore", [True, False])
 def test_parts_are_the_weighted_cosines_and_scores_their_sum(bundles, rescore: bool):
-    even, odd = (Engine.load(path, EngineSettings(rescore=rescore)) for path in bundles)
+    settings = EngineSettings(rescore=rescore, honour_match_types=False)
+    even, odd = (Engine.load(path, settings) for path in bundles)
     queries = even.bundle.phrases["text"].to_pylist()
     one, other = even.match(queries, 54), odd.match(queries, 54)
     order = [np.lexsort((found.rows, np.repeat(np.arange(54), 54))) for found in (one, other)]

@@ -7,7 +7,8 @@ import sys
 
 SCRIPT = """
 import sys
-for name in ("torch", "transformers", "sklearn", "onnx", "onnxscript", "safetensors", "hnswlib", "trainer.model"):
+training = "torch transformers sklearn onnx onnxscript safetensors hnswlib trainer.model"
+for name in training.split():
     sys.modules[name] = None
 import export.bundle
 from pathlib import Path
