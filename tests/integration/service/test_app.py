@@ -117,7 +117,6 @@ def test_probes_and_metrics_answer_while_the_queue_is_full(
             metrics = await http.get("/metrics")
             assert sample(metrics, "bidmatch_queue_depth") == 2
             assert sample(metrics, "bidmatch_dropped_total", reason="queue_full") == 2
-            # Its own deadline, while it waits: the other requests have theirs.
             go.set()
             answers = await asyncio.gather(first, waiting)
             assert [answer.status_code for answer in answers] == [200, 200]
