@@ -39,7 +39,7 @@ from bench.serving.bundles import WORK, K, bundle_of, heads_of, queries_of
 from bench.serving.ceiling import engine_alone
 from bench.serving.figures import figures_of, missed, table
 from bench.serving.load import raise_file_limit
-from bench.serving.processes import Server, bidmatch, flags_for, serve_options
+from bench.serving.processes import Server, bidmatch, end_in_order, flags_for, serve_options
 from bench.serving.recipe import bag, minilm, wide
 from bench.serving.rounds import (
     Measurement,
@@ -258,6 +258,7 @@ def measure(
 ) -> dict[str, Any]:
     """The whole run: a flat object of figures."""
     raise_file_limit()
+    end_in_order()
     logs = work / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bidmatch-serving-") as folder:

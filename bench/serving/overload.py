@@ -28,7 +28,7 @@ import orjson
 
 from bench.serving.bundles import WORK, K, bundle_of, queries_of
 from bench.serving.load import Job, Load, finish_load, load, raise_file_limit, start_load
-from bench.serving.processes import Server, bidmatch, flags_for, serve_options
+from bench.serving.processes import Server, bidmatch, end_in_order, flags_for, serve_options
 from bench.serving.recipe import minilm
 from bench.serving.watch import Watch, calls_to, median_between, of_calls
 from bidmatch.base.console import emit_json, say
@@ -190,6 +190,7 @@ def main(
 ) -> None:
     """The service under more load than it can carry."""
     raise_file_limit()
+    end_in_order()
     logs = work / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bidmatch-overload-") as folder:

@@ -27,7 +27,7 @@ import orjson
 
 from bench.serving.bundles import WORK, bundle_of, queries_of, twin_of
 from bench.serving.load import Job, finish_load, load, raise_file_limit, start_load
-from bench.serving.processes import Server, bidmatch, flags_for, serve_options
+from bench.serving.processes import Server, bidmatch, end_in_order, flags_for, serve_options
 from bench.serving.recipe import minilm
 from bench.serving.watch import Watch, call, median_between
 from bidmatch.base.console import emit_json, say
@@ -227,6 +227,7 @@ def show(result: dict[str, Any]) -> None:
 def main(work: Path, phrases: int, minutes: float, swap_seconds: float, workers: int, as_json: bool) -> None:
     """The service for an hour, with swaps and live phrases."""
     raise_file_limit()
+    end_in_order()
     logs = work / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bidmatch-soak-") as folder:
