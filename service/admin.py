@@ -73,7 +73,7 @@ class Phrases:
         """Add or change phrases: objects with `id`, `text`, `columns`.
 
         Raises:
-            ProblemError: 422 of columns that are none, or of another type; 404 without a store; 507 where
+            ProblemError: 422 of columns that are none, or of another type; 404 without a store; 503 where
                 nothing could be stored.
         """
         return await self._change(partial(self._put, phrases))
@@ -107,7 +107,12 @@ class Phrases:
             except InputError as error:
                 raise problems.invalid([FieldError(where="body.phrases", reason=error.reason)]) from None
             except StoreError as error:
-                raise ProblemError(507, "not-stored", f"Nothing was stored: {error.reason}") from None
+                raise ProblemError(
+                    503,
+                    "not-stored",
+                    f"{error.reason} The call can be repeated.",
+                    headers={"Retry-After": "1"},
+                ) from None
             sync = self._serving.sync
             if sync is not None and rows:
                 sync.wait_for(max(row.sequence for row in rows), _VISIBLE_WITHIN_S)

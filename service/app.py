@@ -199,6 +199,7 @@ class App:
     def refresh_gauges(self) -> None:
         """Bring up to date what is counted nowhere else."""
         telemetry, loaded = self.telemetry, self.serving.current
+        telemetry.refresh(loaded.engine)
         telemetry.queue_depth.set(self.matcher.batcher.depth)
         telemetry.cache_bytes.set(loaded.cache.nbytes)
         live, sync = loaded.engine.live, self.serving.sync
@@ -281,7 +282,7 @@ def _phrase_routes(api: FastAPI, app: App) -> None:
     requests, phrases, admin = app.matcher.requests, app.phrases, [Depends(app.admin)]
     answers = problem_answers(401, 403, 404, 422)
     one = {**ok(ref("PhraseState"), "The phrase as it is now"), **answers}
-    changed = {**one, **problem_answers(409, 507)}
+    changed = {**one, **problem_answers(409, 503)}
 
     @api.post(
         "/phrases",
@@ -292,7 +293,7 @@ def _phrase_routes(api: FastAPI, app: App) -> None:
         response_class=Response,
         responses={
             **ok(ref("PhraseStates"), "They are stored, and matched from now on"),
-            **problem_answers(400, 401, 403, 404, 408, 413, 415, 422, 507),
+            **problem_answers(400, 401, 403, 404, 408, 413, 415, 422, 503),
         },
         openapi_extra={"requestBody": requests.body_of(requests.phrases)},
     )

@@ -20,9 +20,8 @@ _PROBLEMS = {
     415: "The body is of another type than JSON",
     422: "A value is not allowed, or the bundle was refused",
     429: "The queue is full",
-    503: "The service is stopping",
+    503: "The service is stopping, or nothing could be stored",
     504: "Not answered within the deadline",
-    507: "Nothing could be stored",
 }
 _TAGS = [
     {"name": "match", "description": "Queries to phrases."},

@@ -155,6 +155,8 @@ class Serving:
     def switch(self, loaded: Loaded) -> None:
         """Let a prepared bundle answer from now on."""
 
+        before = self.current
+
         def take_over() -> None:
             self.previous, self.current = self.current.engine.bundle_id, loaded
 
@@ -164,6 +166,9 @@ class Serving:
         else:
             take_over()
         self.on_switch(loaded.engine)
+        if self._store is not None:
+            # Those of the bundle before stay, for a way back that encodes nothing.
+            self._store.drop_models({model_of(before.engine), model_of(loaded.engine)})
 
     def report(self, seconds: float) -> dict[str, Any]:
         """What the latest swap did, as `schemas.Reloaded` has it."""
@@ -176,10 +181,6 @@ class Serving:
             "agreement": self.current.probed,
             "seconds": round(seconds, 3),
         }
-
-    def models(self) -> set[str]:
-        """The models whose vectors of live phrases are in use."""
-        return {model_of(self.current.engine)}
 
     def _loaded(self, bundle: Bundle) -> Loaded:
         engine = Engine(bundle, self._settings)

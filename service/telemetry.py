@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ SECONDS = (
     10.0,
 )
 SCORES = (-1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
+# Of which query coverage and matches per query are told.
+_LATEST_BATCHES = 2000
 DROPS = ("queue_full", "deadline", "client_left")
 # The time a series was made is a series of its own, which no one asks for.
 disable_created_metrics()
@@ -85,6 +88,13 @@ class Telemetry:
         self.queries = self._counter(
             "queries", "Queries answered, with a match or without.", ["bundle", "matched"]
         )
+        self.coverage = self._gauge(
+            "query_coverage", "Share of the latest queries that had a match.", "mostrecent", ["bundle"]
+        )
+        self.per_query = self._gauge(
+            "matches_per_query", "Mean matches of the latest queries.", "mostrecent", ["bundle"]
+        )
+        self._latest: deque[tuple[str, int, int, int]] = deque(maxlen=_LATEST_BATCHES)
         self.dropped = self._counter(
             "dropped",
             "Requests dropped: the queue was full, the deadline passed, or the client left.",
@@ -193,10 +203,20 @@ class Telemetry:
         observe_all(self.matches.labels(bundle), counts)
         observe_all(self.best_scores.labels(bundle), [one.best for one in answers if one.best == one.best])
         matched = sum(map(bool, counts))
+        self._latest.append((bundle, len(counts), matched, sum(counts)))
         if matched:
             self.queries.labels(bundle, "true").inc(matched)
         if matched < len(counts):
             self.queries.labels(bundle, "false").inc(len(counts) - matched)
+
+    def refresh(self, engine: Engine) -> None:
+        """Bring the gauges of the latest queries up to date."""
+        bundle = engine.bundle_id
+        mine = [batch[1:] for batch in list(self._latest) if batch[0] == bundle]
+        if mine:
+            queries, matched, matches = (sum(column) for column in zip(*mine, strict=True))
+            self.coverage.labels(bundle).set(matched / queries)
+            self.per_query.labels(bundle).set(matches / queries)
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """A request was answered. Unknown routes and methods, a client's to invent, count as one."""
