@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -14,31 +13,20 @@ from click.testing import CliRunner
 
 from bidmatch.base.errors import ConfigError
 from bidmatch.commands.score import command as score
-from service.app import create_app
 from service.engine import Engine, EngineSettings
-from service.settings import Settings
 
 QUERIES = ["cheap fan", "red garden hose", "buy wireless drill", "kids chair steel"]
 
 
 @pytest.fixture(scope="module")
 def engine(small_bundle: Path) -> Engine:
-    return Engine.load(small_bundle)
+    return Engine.load(small_bundle, EngineSettings(honour_match_types=False))
 
 
 @pytest.fixture(scope="module")
 def plain(tiny_bundle: Path) -> Engine:
     """Of a bundle without a calibration."""
     return Engine.load(tiny_bundle)
-
-
-def ask(engine: Engine, method: str, **content: Any) -> httpx.Response:
-    async def asking() -> httpx.Response:
-        app = create_app(engine, Settings(bundle=engine.bundle.path))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
-            return await client.request(method, "/match", **content)
-
-    return asyncio.run(asking())
 
 
 def test_it_is_the_curve_of_the_manifest_at_the_score(engine: Engine) -> None:
@@ -71,30 +59,38 @@ def test_of_two_bounds_the_stricter_one_holds(engine: Engine) -> None:
     assert engine.least_score(least + 0.1, 0.1) == least + 0.1
 
 
-def test_over_http(engine: Engine) -> None:
+@pytest.mark.parametrize("honour", [True, False])
+def test_over_http(application: Callable, small_bundle: Path, honour: bool) -> None:
+    service = application(small_bundle, honour_match_types=honour)
     body: dict[str, Any] = {"query": "red garden hose", "k": 54}
-    whole = ask(engine, "POST", json=body).json()["matches"]
+    whole = service.ask("POST", "/match", json=body).json()["matches"]
+    assert len(whole) == (54 if not honour else 18)
     assert all(0 <= match["relevance"] <= 1 for match in whole)
     bound = sorted(match["relevance"] for match in whole)[-5]
     for answer in (
-        ask(engine, "POST", json=body | {"min_relevance": bound}),
-        ask(engine, "GET", params={"q": body["query"], "k": 54, "min_relevance": bound}),
+        service.ask("POST", "/match", json=body | {"min_relevance": bound}),
+        service.ask("GET", "/match", params={"q": body["query"], "k": 54, "min_relevance": bound}),
     ):
         kept = [match for match in whole if match["source"] == "exact" or match["relevance"] >= bound]
         assert [match["id"] for match in answer.json()["matches"]] == [match["id"] for match in kept]
         assert 0 < len(kept) < len(whole)
 
 
-def test_a_bundle_without_calibration_has_none_and_says_so(plain: Engine) -> None:
+def test_a_bundle_without_calibration_has_none_and_says_so(
+    plain: Engine, application: Callable, tiny_bundle: Path
+) -> None:
     assert plain.match(QUERIES, 5).relevance is None
     assert plain.match([" "], 5).relevance is None
     with pytest.raises(ConfigError, match="no calibration"):
         plain.least_score(None, 0.5)
-    answer = ask(plain, "POST", json={"query": "red shoes"})
+    service = application(tiny_bundle)
+    answer = service.ask("POST", "/match", json={"query": "red shoes"})
     assert all("relevance" not in match for match in answer.json()["matches"])
+    body = {"query": "red shoes", "min_relevance": 0.5}
     for where, refused in (
-        ("body.min_relevance", ask(plain, "POST", json={"query": "red shoes", "min_relevance": 0.5})),
-        ("query.min_relevance", ask(plain, "GET", params={"q": "red shoes", "min_relevance": 0.5})),
+        ("body.min_relevance", service.ask("POST", "/match", json=body)),
+        ("body.min_relevance", service.ask("POST", "/admin/explain", json=body)),
+        ("query.min_relevance", service.ask("GET", "/match", params={"q": "red", "min_relevance": 0.5})),
     ):
         assert refused.status_code == 422
         assert "no calibration" in refused.json()["detail"]

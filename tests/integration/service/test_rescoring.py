@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
 from bidmatch.base.errors import ConfigError
-from service.app import create_app
 from service.engine import Engine, EngineSettings
-from service.settings import Settings
 
 QUERIES = ["buy red garden hose", "cheap fan", "花园 软管", "outdoor wireless chair", "10 ft", "unheard of"]
 
@@ -104,7 +101,7 @@ def test_a_list_gives_what_each_query_alone_gives(engine: Engine) -> None:
 
 
 def test_switched_off_it_answers_as_a_bundle_without_wide_vectors(narrow: Engine, small_bundle: Path) -> None:
-    plain = Engine.load(small_bundle)
+    plain = Engine.load(small_bundle, EngineSettings(honour_match_types=False))
     assert narrow.candidates == plain.candidates == 0
     texts = plain.bundle.phrases["text"].to_pylist()
     one, other = narrow.match([*QUERIES, *texts], 10), plain.match([*QUERIES, *texts], 10)
@@ -154,16 +151,14 @@ def test_its_time_is_told_apart(engine: Engine) -> None:
 
 
 def test_over_http_answers_have_the_same_shape_and_the_step_is_timed(
-    engine: Engine, narrow: Engine, small_wide_bundle: Path
+    application: Callable, engine: Engine, small_wide_bundle: Path
 ) -> None:
-    async def ask(one: Engine) -> tuple[httpx.Response, str]:
-        app = create_app(one, Settings(bundle=small_wide_bundle))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
-            answer = await client.post("/match", json={"query": "cheap fan", "k": 3})
-            return answer, (await client.get("/metrics")).text
-
-    wide, metrics = asyncio.run(ask(engine))
-    plain, plain_metrics = asyncio.run(ask(narrow))
+    both = []
+    for rescore in (None, False):
+        service = application(small_wide_bundle, rescore=rescore, honour_match_types=False)
+        answer = service.ask("POST", "/match", json={"query": "cheap fan", "k": 3})
+        both.append((answer, service.ask("GET", "/metrics").text))
+    (wide, metrics), (plain, plain_metrics) = both
     # The calibration is of re-scored answers, and says nothing of others.
     assert [set(match) - {"relevance"} for match in wide.json()["matches"]] == [
         set(match) for match in plain.json()["matches"]
