@@ -19,6 +19,11 @@ Options = TypeVar("Options")
 Answer = TypeVar("Answer")
 
 
+# A request is refused where what is ahead of it would take this share of its timeout: accepted and then given
+# up, it would only have cost work.
+_MOST_WAITING = 0.7
+
+
 class QueueFullError(Exception):
     """No room for the request's queries. `retry_after` is a whole number of seconds."""
 
@@ -104,11 +109,12 @@ class Batcher(Generic[Options, Answer]):
         self._lock = threading.Lock()
         self._some = threading.Condition(self._lock)
         self._waiting: deque[Job[Options, Answer]] = deque()
-        self._idle = self._working = 0
+        self._idle = 0
         self.depth = self._bytes = 0
         self.closed = self._stopped = False
         # Seconds of a thread that a query took of late.
         self._query_seconds = 1e-3
+        self._in_work = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool = [
             threading.Thread(target=self._serve, name=f"match-{i}", daemon=True) for i in range(threads)
@@ -120,7 +126,8 @@ class Batcher(Generic[Options, Answer]):
         """Queue a request; its `answer` raises DeadlineError when `timeout` seconds passed.
 
         Raises:
-            QueueFullError: at once, where the queue has no room for these queries.
+            QueueFullError: at once, where the queue has no room for these queries, or what is ahead of them
+                would take most of the timeout.
             ClosedError: `close` was called.
         """
         if self.closed:
@@ -129,7 +136,8 @@ class Batcher(Generic[Options, Answer]):
         self._loop = loop
         size = sum(map(len, queries))
         with self._lock:
-            if self.depth + len(queries) > self._queue or self._bytes + size > self._queue_bytes:
+            full = self.depth + len(queries) > self._queue or self._bytes + size > self._queue_bytes
+            if full or (self.depth and self._wait() > _MOST_WAITING * timeout):
                 raise QueueFullError(self.retry_after())
             job: Job[Options, Answer] = Job(
                 queries, options, loop.create_future(), time.perf_counter() + timeout
@@ -146,7 +154,11 @@ class Batcher(Generic[Options, Answer]):
 
     def retry_after(self) -> int:
         """Whole seconds until what waits now is likely to be done, at least 1."""
-        return max(1, round(self.depth * self._query_seconds / self._threads))
+        return max(1, round(self._wait()))
+
+    def _wait(self) -> float:
+        """Seconds until what waits and what is worked on now is likely to be done."""
+        return (self.depth + self._in_work) * self._query_seconds / self._threads
 
     def leave(self, job: Job[Options, Answer]) -> None:
         """No one waits for the job any more."""
@@ -181,10 +193,11 @@ class Batcher(Generic[Options, Answer]):
                     self._some.wait()
                     self._idle -= 1
                     slices = self._take()
-                self._working += 1
+                size = sum(end - start for _, start, end in slices)
+                self._in_work += size
             self._work(slices)
             with self._lock:
-                self._working -= 1
+                self._in_work -= size
 
     def _take(self) -> list[tuple[Job[Options, Answer], int, int]]:
         """The next batch, as slices of jobs: this thread's share of what waited longest. Holds the lock."""
@@ -255,7 +268,7 @@ class Batcher(Generic[Options, Answer]):
         self.closed = True
         while True:
             with self._lock:
-                if not (self.depth or self._working):
+                if not (self.depth or self._in_work):
                     self._stopped = True
                     self._some.notify_all()
                     break
