@@ -172,12 +172,13 @@ class Matcher:
         """
         loaded = self._serving.current
         options = self.options(loaded, asked, scope)
+        timeout = self._timeout(scope)
         if not asked.many and loaded.cache.on:
             kept = loaded.cache.get(text.key(asked.queries[0]), options)
             if kept is not None:
                 self._telemetry.cache_hits.inc()
                 return self._one(loaded, kept.matches, Timings(), started, hit=True)
-        answers = await self._answers(scope, loaded, asked.queries, options)
+        answers = await self._answers(scope, loaded, asked.queries, options, timeout)
         if not asked.many:
             (answer,) = answers
             steps = answer.timings if isinstance(answer, Answer) else Timings()
@@ -236,10 +237,9 @@ class Matcher:
         return self._deadline
 
     async def _answers(
-        self, scope: Scope, loaded: Loaded, queries: list[str], options: MatchOptions
+        self, scope: Scope, loaded: Loaded, queries: list[str], options: MatchOptions, timeout: float
     ) -> list[Answer | Kept]:
         """One answer a query: from the cache, the others from the batcher."""
-        timeout = self._timeout(scope)
         cache = loaded.cache
         answers: list[Answer | Kept | None] = [None] * len(queries)
         keys: list[str] = []
