@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -126,20 +127,56 @@ BAD = {
     "min_score is no number": (b'{"query": "a", "min_score": NaN}', 422),
     "min_score is out of range": (b'{"query": "a", "min_score": 1e300}', 422),
     "an unknown field": (b'{"query": "a", "top": 3}', 422),
+    "filter is a list": (b'{"query": "a", "filter": ["market"]}', 422),
+    "filter on no column": (b'{"query": "a", "filter": {"market": "de"}}', 422),
+    "filter of another sort": (b'{"query": "a", "filter": {"match_type": 5}}', 422),
+    "filter with no operator": (b'{"query": "a", "filter": {"match_type": {"like": "b"}}}', 422),
+    "filter that is empty": (b'{"query": "a", "filter": {"match_type": []}}', 422),
+    "filter of null": (b'{"query": "a", "filter": {"match_type": null}}', 422),
+    "filter of many values": (
+        json.dumps({"query": "a", "filter": {"match_type": [str(i) for i in range(1001)]}}).encode(),
+        422,
+    ),
+    "filter of many columns": (
+        json.dumps({"query": "a", "filter": {f"c{i}": 1 for i in range(5000)}}).encode(),
+        422,
+    ),
+    "filter on a column of 100,000 letters": (
+        json.dumps({"query": "a", "filter": {"c" * 100_000: 1}}).encode(),
+        422,
+    ),
+    "filter, deep": (b'{"query": "a", "filter": ' + b'{"a":' * 5000 + b"1" + b"}" * 5001, 400),
+    "allow is a text": (b'{"query": "a", "allow": "p0"}', 422),
+    "an empty id": (b'{"query": "a", "deny": [""]}', 422),
+    "too many ids": (json.dumps({"query": "a", "deny": ["p0"] * 1001}).encode(), 422),
+    "min_relevance without a calibration": (b'{"query": "a", "min_relevance": 0.5}', 422),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_bad_bodies(client: httpx.Client, what: str) -> None:
     body, status = BAD[what]
-    is_problem(client.post("/match", content=body, headers=JSON), status)
+    problem = is_problem(client.post("/match", content=body, headers=JSON), status)
+    assert ("errors" in problem) == (status == 422)
+    # What a client sent is not sent back to it.
+    assert len(json.dumps(problem)) < 2000
     assert client.get("/healthz").status_code == 200
 
 
 SOUND = {
     "NUL within": (b'{"query": "red\\u0000shoes"}', 10),
     "other scripts": ('{"query": "зелёная трава 花园 مروحة 👟"}'.encode(), 10),
-    "k over the number of phrases": (b'{"query": "a", "k": 1000}', 400),
+    # Of 400, four are bought as `phrase` or `exact`, which no such query gets.
+    "k over the number of phrases": (b'{"query": "a", "k": 1000}', 396),
+    "k over the number of those allowed": (b'{"query": "a", "k": 9, "allow": ["q1", "q2", "none"]}', 2),
+    "none allowed": (b'{"query": "a", "allow": []}', 0),
+    "denied what is not there": (b'{"query": "a", "deny": ["none"]}', 10),
+    "a filter that all phrases of search meet": (
+        b'{"query": "a", "k": 1000, "filter": {"match_type": "broad"}}',
+        395,
+    ),
+    "a filter of nothing": (b'{"query": "a", "filter": {}}', 10),
+    "an absent one": (b'{"query": "a", "filter": null, "allow": null}', 10),
     "k as 3.0": (b'{"query": "a", "k": 3.0}', 3),
     "min_score null": (b'{"query": "a", "min_score": null}', 10),
     "min_score out of reach": (b'{"query": "a", "min_score": 2}', 0),
@@ -162,6 +199,26 @@ def test_odd_bodies_with_a_sound_answer(client: httpx.Client, what: str) -> None
 )
 def test_bad_queries_of_get(client: httpx.Client, query: str) -> None:
     is_problem(client.get(f"/match?{query}"), 422)
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "10001", "5.5", "soon", "", "1" * 5000])
+def test_bad_deadlines(client: httpx.Client, value: str) -> None:
+    # An answer that is in the cache has no deadline to miss; the header is wrong all the same.
+    assert client.get("/match", params={"q": "a"}).status_code == 200
+    for method, content in (("POST", {"json": {"query": "a"}}), ("GET", {"params": {"q": "a"}})):
+        refused = client.request(
+            method,
+            "/match",
+            headers={"X-Request-Timeout-Ms": value},
+            **content,  # type: ignore[arg-type]
+        )
+        problem = is_problem(refused, 422)
+        assert [error["where"] for error in problem["errors"]] == ["header.X-Request-Timeout-Ms"]
+
+
+def test_a_sound_deadline(client: httpx.Client) -> None:
+    headers = {"X-Request-Timeout-Ms": "10000"}
+    assert client.post("/match", json={"query": "a deadline"}, headers=headers).status_code == 200
 
 
 def test_invalid_utf8_in_an_address_is_replaced(client: httpx.Client) -> None:
@@ -248,34 +305,97 @@ def test_a_body_that_comes_too_slowly(start: Callable) -> None:
 
 
 def test_limits_are_settings(start: Callable) -> None:
-    limits = "--max-body-bytes=200 --max-queries=2 --max-query-chars=5 --max-k=7"
+    limits = "--max-body-bytes=200 --max-queries=2 --max-query-chars=5 --max-k=7 --max-listed=2"
+    limits += " --max-phrases=1 --deadline-ms=900 --max-deadline-ms=1000"
     with start(*limits.split()) as server, httpx.Client(base_url=server.url) as client:
         is_problem(client.post("/match", json={"query": "a" * 300}), 413)
         is_problem(client.post("/match", json={"queries": ["a"] * 3}), 422)
         is_problem(client.post("/match", json={"query": "a" * 6}), 422)
         is_problem(client.post("/match", json={"query": "a", "k": 8}), 422)
         is_problem(client.get("/match", params={"q": "a", "k": 8}), 422)
+        is_problem(client.get("/match", params={"q": "a" * 6}), 422)
+        is_problem(client.post("/match", json={"query": "a", "deny": ["a"] * 3}), 422)
+        is_problem(client.post("/admin/explain", json={"query": "a", "ids": ["a"] * 3}), 422)
+        is_problem(client.post("/phrases", json={"phrases": [{"id": "a", "text": "a"}] * 2}), 422)
+        is_problem(client.post("/phrases", json={"phrases": [{"id": "a", "text": "a" * 6}]}), 422)
+        late = {"X-Request-Timeout-Ms": "1001"}
+        is_problem(client.post("/match", json={"query": "a"}, headers=late), 422)
         assert client.post("/match", json={"queries": ["a" * 5] * 2, "k": 7}).status_code == 200
-        query = client.get("/openapi.json").json()["components"]["schemas"]["QueryRequest"]["properties"]
+        document = client.get("/openapi.json").json()
+        query = document["components"]["schemas"]["QueryRequest"]["properties"]
         assert (query["k"]["maximum"], query["query"]["maxLength"]) == (7, 5)
+        assert query["deny"]["maxItems"] == 2
+        assert document["components"]["schemas"]["PhrasesRequest"]["properties"]["phrases"]["maxItems"] == 1
+        for method in ("get", "post"):
+            by_name = {one["name"]: one for one in document["paths"]["/match"][method]["parameters"]}
+            assert by_name["X-Request-Timeout-Ms"]["schema"]["maximum"] == 1000
 
 
 def test_health_and_readiness(client: httpx.Client, tiny_bundle: Path) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
     bundle = json.loads((tiny_bundle / "manifest.json").read_text())["bundle_id"]
-    assert client.get("/readyz").json() == {"status": "ready", "bundle": bundle}
+    assert client.get("/readyz").json() == {
+        "status": "ready",
+        "bundle": bundle,
+        "provider": "cpu",
+        "degraded": None,
+    }
 
 
-def test_every_error_is_declared_as_a_problem(client: httpx.Client) -> None:
+DECLARED = {
+    ("/match", "post"): {200, 400, 401, 408, 413, 415, 422, 429, 503, 504},
+    ("/match", "get"): {200, 401, 422, 429, 503, 504},
+    ("/phrases", "post"): {200, 400, 401, 403, 404, 408, 413, 415, 422, 503},
+    ("/phrases/{id}", "get"): {200, 401, 403, 404, 422},
+    ("/phrases/{id}", "delete"): {200, 401, 403, 404, 409, 422, 503},
+    ("/phrases/{id}/pause", "post"): {200, 401, 403, 404, 409, 422, 503},
+    ("/phrases/{id}/resume", "post"): {200, 401, 403, 404, 409, 422, 503},
+    ("/admin/reload", "post"): {200, 400, 401, 403, 408, 409, 413, 415, 422, 503},
+    ("/admin/explain", "post"): {200, 400, 401, 403, 408, 413, 415, 422},
+    ("/healthz", "get"): {200},
+    ("/readyz", "get"): {200, 503},
+    ("/metrics", "get"): {200},
+}
+
+
+def test_every_answer_is_declared_and_errors_are_problems(client: httpx.Client) -> None:
     paths = client.get("/openapi.json").json()["paths"]
-    assert set(paths) == {"/match", "/healthz", "/readyz", "/metrics"}
-    declared = {int(status) for status in paths["/match"]["post"]["responses"]}
-    assert declared == {200, 400, 408, 413, 415, 422, 429, 503, 504}
+    declared = {
+        (path, method): {int(status) for status in operation["responses"]}
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+    }
+    assert declared == DECLARED
     for operations in paths.values():
         for operation in operations.values():
+            assert operation["operationId"]
+            assert operation["summary"]
             for status, response in operation["responses"].items():
                 if status >= "400":
                     assert list(response["content"]) == [PROBLEM]
+                    assert response["content"][PROBLEM]["schema"] == {"$ref": "#/components/schemas/Problem"}
+
+
+def test_the_api_description_is_whole(client: httpx.Client) -> None:
+    """Whatever it refers to is there, and what it has is referred to; so that clients can be made from it."""
+    document = client.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    referred = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
+    assert referred == set(schemas)
+    names = [
+        operation["operationId"]
+        for operations in document["paths"].values()
+        for operation in operations.values()
+    ]
+    assert len(names) == len(set(names))
+    for path, operations in document["paths"].items():
+        guarded = path.startswith(("/match", "/phrases", "/admin"))
+        for operation in operations.values():
+            assert ("security" in operation) == guarded
+            for scheme in operation.get("security", []):
+                assert set(scheme) <= set(document["components"]["securitySchemes"])
+    retry = document["paths"]["/match"]["post"]["responses"]["429"]["headers"]["Retry-After"]
+    assert retry["schema"] == {"type": "integer", "minimum": 1}
 
 
 def test_pages_load_nothing_from_elsewhere(client: httpx.Client) -> None:
