@@ -182,7 +182,7 @@ def _shown(engine: Engine, id: str, row: PhraseRow | None) -> dict[str, Any]:
     if stands and row is not None:
         phrase, columns = str(row.text), dict(row.columns)
     elif held is not None:
-        _, (phrase,), (columns,) = engine.named().take(np.array([held]))
+        _, (phrase,), (columns,) = engine.named(None).take(np.array([held]))
     else:
         phrase, columns = "", {}
     return {

@@ -54,7 +54,7 @@ def answer_each(
     answers: list[Answer] = [Answer(_NOTHING, 0, float("nan"), Timings())] * len(queries)
     version = 0 if engine.live is None else engine.live.version
     for places, one, encoded, matches in engine.find_each(queries, options):
-        fragments = engine.fragments(matches.rows)
+        fragments = engine.fragments(matches)
         made = _rendered(fragments, matches, len(engine))
         guards = _guards(engine, encoded, matches, fragments, one.k, version) if guarded else {}
         offsets = matches.offsets.tolist()

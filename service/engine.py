@@ -179,13 +179,13 @@ class Engine:
         """The `id`, `text` and user columns of the bundle's phrases, in the order of `rows` (int64)."""
         return self.table.take(pa.array(rows))
 
-    def named(self) -> PhraseTable:
-        """Ids, texts and columns by row, of the bundle's phrases and of the live ones."""
-        return PhraseTable(self.table, self.live, self.user_columns.names)
+    def named(self, live: LivePhrases | None) -> PhraseTable:
+        """Ids, texts and columns by row, of the bundle's phrases and of live ones, which were searched."""
+        return PhraseTable(self.table, live, self.user_columns.names)
 
-    def fragments(self, rows: np.ndarray) -> list[Fragment]:
-        """What is always the same in the JSON of rows' matches, int64 (m,)."""
-        return self._fragments.of(rows, self.named())
+    def fragments(self, found: Matches) -> list[Fragment]:
+        """What is always the same in the JSON of matches."""
+        return self._fragments.of(found.rows, self.named(found.live))
 
     def depth(self, k: int) -> int:
         """Phrases that index and live graph are each searched for when k are asked for.
@@ -282,7 +282,15 @@ class Engine:
             queries.tokenise, queries.encode, whole - search.rescore_seconds, search.rescore_seconds
         )
         return Matches(
-            offsets, pairs.rows, scores, pairs.encoder, pairs.classifier, relevance, pairs.exact, timings
+            offsets,
+            pairs.rows,
+            scores,
+            pairs.encoder,
+            pairs.classifier,
+            relevance,
+            pairs.exact,
+            timings,
+            search.live,
         )
 
     def find_each(

@@ -28,10 +28,10 @@ def explain(engine: Engine, query: str, options: MatchOptions, ids: list[str]) -
         options: what is asked.
         ids: phrases to look at, too.
     """
-    live = engine.live
     encoded = engine.encode([query])
     key = text.key(query)
     found = engine.find(encoded, options)
+    live = found.live if len(encoded.asked) else engine.live
     spoken = words(key)
     scope = engine.scopes.of(options)
     depth, width = engine.depth(options.k), engine.index.width(engine.settings.ef)
@@ -46,7 +46,7 @@ def explain(engine: Engine, query: str, options: MatchOptions, ids: list[str]) -
     rows_of_ids = _rows_of(engine, live, ids)
     looked += rows_of_ids.values()
     rows = np.array(list(dict.fromkeys(looked)), np.int64)
-    named, phrases, columns = engine.named().take(rows)
+    named, phrases, columns = engine.named(live).take(rows)
     encoder, classifier = _scores(engine, encoded.vectors, rows, live)
     order = {row: rank + 1 for rank, row in enumerate(matched)}
     candidates: list[dict[str, Any]] = []
@@ -136,7 +136,7 @@ def _dropped(
         return "the query has no text"
     if live is not None and mine and live.view.bundle_row_is_off(local):
         return "paused, removed, or changed by a live phrase"
-    ids, _, _ = engine.named().take(np.array([row]))
+    ids, _, _ = engine.named(live).take(np.array([row]))
     if options.allow is not None and ids[0] not in options.allow:
         return "allow: not in the list"
     if ids[0] in options.deny:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from export.bundle.encoder import QueryVectors
+
+if TYPE_CHECKING:
+    from service.live.phrases import LivePhrases
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Matches:
             calibration.
         exact: bool (m), the phrase's key equals the query's key ("exact"), else found by the index ("index").
         timings: what the steps took.
+        live: the live phrases that were searched, whose rows come after the bundle's; others may have taken
+            their place since.
     """
 
     offsets: np.ndarray
@@ -92,6 +98,7 @@ class Matches:
     relevance: np.ndarray | None
     exact: np.ndarray
     timings: Timings
+    live: LivePhrases | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -36,6 +36,7 @@ class Search:
         options: what is asked of all of them.
 
     Attributes:
+        live: the live phrases.
         rescore_seconds: what re-scoring has taken so far.
     """
 
@@ -43,7 +44,7 @@ class Search:
         self._engine, self._options = engine, options
         self._keys, self._vectors = queries.keys, queries.vectors
         self._scope = engine.scopes.of(options)
-        self._live = live = engine.live
+        self.live = live = engine.live
         self._view = View(0, _NO_BITS, None) if live is None else live.view
         self._off = self._view.bundle_off
         honour = engine.settings.honour_match_types
@@ -101,10 +102,10 @@ class Search:
         unseen = self._unseen(full, encoder, classifier)
         pairs = found_pairs(rows, encoder, classifier, kept, options.min_score)
         limit = self._view.limit
-        if self._live is None or not limit:
+        if self.live is None or not limit:
             return pairs, unseen
         allowed, denied = self._live_scope
-        live = self._live.search(
+        live = self.live.search(
             vectors.narrow,
             min(depth, limit),
             engine.index.width(engine.settings.ef),
@@ -145,12 +146,12 @@ class Search:
         best = exact(vectors, k, denied=self._denied).rows[0]
         hits, wanted = np.isin(best[best >= 0], found).sum(), (best >= 0).sum()
         limit = self._view.limit
-        if self._live is not None and limit:
+        if self.live is not None and limit:
             allowed, denied = self._live_scope
             width = engine.index.width(engine.settings.ef)
             depth = min(engine.depth(k), limit)
             live_found, live_best = (
-                self._live.search(
+                self.live.search(
                     vectors, most, width, self._view, allowed=allowed, denied=denied, exactly=exactly
                 ).rows[0]
                 for most, exactly in ((depth, False), (min(k, limit), True))
@@ -161,7 +162,7 @@ class Search:
 
     def _rescored(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         started = time.perf_counter()
-        scores = self._engine.scores_of(self._vectors, rows, self._live)
+        scores = self._engine.scores_of(self._vectors, rows, self.live)
         self.rescore_seconds += time.perf_counter() - started
         return scores
 
@@ -174,10 +175,10 @@ class Search:
             runs = same.take(np.empty(0, np.int64))
         else:
             runs = self._admitted(*engine.runs.find(self._words), exact=False)
-        if self._live is not None and self._view.limit:
-            same = both(same, self._live_admitted(*self._live.same_key(self._keys, self._view), exact=True))
+        if self.live is not None and self._view.limit:
+            same = both(same, self._live_admitted(*self.live.same_key(self._keys, self._view), exact=True))
             if self._words is not None:
-                found = self._live.runs(self._words, self._view)
+                found = self.live.runs(self._words, self._view)
                 runs = both(runs, self._live_admitted(*found, exact=False))
         if self._options.min_score is not None and len(runs.rows):
             runs = runs.take(runs.encoder + runs.classifier >= self._options.min_score)
@@ -208,12 +209,12 @@ class Search:
         if not len(rows):
             none = np.empty(0, np.float32)
             return Pairs(_NO_ROWS, _NO_ROWS, none, none, np.empty(0, bool))
-        encoder, classifier = self._engine.scores_of(self._vectors.of(positions), rows[:, None], self._live)
+        encoder, classifier = self._engine.scores_of(self._vectors.of(positions), rows[:, None], self.live)
         return Pairs(positions, rows, encoder[:, 0], classifier[:, 0], np.full(len(rows), exact))
 
     def _distinct(self, pairs: Pairs) -> Pairs:
         """The first pair of each query and text, of pairs in their order."""
-        _, texts, _ = PhraseTable(self._engine.table, self._live, ()).take(pairs.rows)
+        _, texts, _ = PhraseTable(self._engine.table, self.live, ()).take(pairs.rows)
         seen: set[tuple[int, str]] = set()
         keep = np.zeros(len(texts), bool)
         for at, (position, phrase) in enumerate(zip(pairs.positions.tolist(), texts, strict=True)):
@@ -238,7 +239,7 @@ class Search:
 
     def _scope_of_live(self) -> tuple[np.ndarray | None, Denied | None]:
         """Bits of the live rows that filter and allow list let pass; rows that are denied, by query."""
-        live, options, limit = self._live, self._options, self._view.limit
+        live, options, limit = self.live, self._options, self._view.limit
         if live is None or not limit:
             return None, None
         allowed: np.ndarray | None = None

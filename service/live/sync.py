@@ -187,17 +187,19 @@ class LiveSync:
     def _run(self) -> None:
         _lower_priority()
         while not self._stopped:
+            # Before the look at the store: who wakes this thread later has it look again.
+            self._wake.clear()
             try:
                 self._catch_up()
+                self._tidy()
                 if self.failure is not None:
                     _log.warning("live phrases follow the store again")
                     self.failure = None
-            except BidmatchError as error:
+            except Exception as error:
+                reason = error.reason if isinstance(error, BidmatchError) else repr(error)
                 if self.failure is None:
-                    _log.error("live phrases can't follow the store: %s", error.reason)
-                self.failure = error.reason
-            self._wake.clear()
-            self._tidy()
+                    _log.error("live phrases can't follow the store: %s", reason, exc_info=error)
+                self.failure = reason
             until = time.monotonic() + POLL_S
             while not (self._wake.is_set() or self._stopped):
                 left = until - time.monotonic()
@@ -228,31 +230,54 @@ class LiveSync:
         return True
 
     def _tidy(self) -> None:
-        """Begin anew with the phrases that are left where most rows are those of phrases that are gone."""
-        live = self._engine.live
+        """Begin anew with the phrases that are left where most rows are those of phrases that are gone.
+
+        Meanwhile changes are applied as ever, and once more in the end.
+        """
+        engine, live = self._engine, self._engine.live
         if live is None or live.wasted < _MANY_WASTED or live.wasted < live.active:
             return
-        engine = self._engine
-        fresh, applied = prepared(engine, self._store)
-        while fresh.link(1024):
-            pass
-        with self._lock:
-            if self._engine is engine:
-                fresh.version = live.version + 1
-                engine.live, self._applied = fresh, applied
+        fresh, applied = prepared(engine, self._store, self._catch_up)
+        while not self._stopped and fresh.link(_LINK_AT_ONCE):
+            self._catch_up()
+        with self._moved:
+            _follow(engine, fresh, self._store, applied)
+            if self._engine is engine and engine.live is live:
+                # Of what is newer than `applied` here, a cache is told when it is applied again.
+                fresh.version = live.version
+                engine.live = fresh
 
 
-def prepared(engine: Engine, store: LiveStore) -> tuple[LivePhrases, int]:
-    """Live phrases for an engine with all that the store holds, and the sequence up to which that is."""
+def prepared(
+    engine: Engine, store: LiveStore, between: Callable[[], None] = lambda: None
+) -> tuple[LivePhrases, int]:
+    """Live phrases for an engine with all that the store holds, and the sequence up to which that is.
+
+    Args:
+        engine: the engine.
+        store: the store.
+        between: called now and then, for this takes seconds for 100,000 phrases.
+    """
     live = engine.new_live()
-    applied = 0
+    return live, _follow(engine, live, store, 0, between)
+
+
+def _follow(
+    engine: Engine,
+    live: LivePhrases,
+    store: LiveStore,
+    applied: int,
+    between: Callable[[], None] = lambda: None,
+) -> int:
+    """Apply what has changed since, and say up to where that is."""
     while True:
         rows = store.changes(applied, _CHANGES)
         if rows:
             live.apply(rows, vectors_of(engine, store, [row for row in rows if live.wants_vector(row)]))
             applied = rows[-1].sequence
         if len(rows) < _CHANGES:
-            return live, applied
+            return applied
+        between()
 
 
 def _lower_priority() -> None:
