@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -435,7 +437,7 @@ class Plain:
 def found_by(engine: Engine, queries: Sequence[str], options: MatchOptions) -> list[list[Match]]:
     """What an engine finds for each query."""
     found = engine.find(engine.encode(queries), options)
-    ids, _, _ = engine.named().take(found.rows)
+    ids, _, _ = engine.named(found.live).take(found.rows)
     made = [
         Match(id, float(score), "exact" if exact else "live" if row >= len(engine) else "index")
         for id, score, exact, row in zip(
@@ -538,3 +540,34 @@ def stands(engine: Engine, ad: Ad, row: PhraseRow) -> bool:
         row.text == normalise(ad.text)
         and all(ad.columns.get(name) == value for name, value in row.columns.items())
     )
+
+
+@contextmanager
+def meanwhile(*works: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Do each of these again and again, each on a thread, until the block ends; their failures are ours.
+
+    Yields:
+        Whether all of them still go on.
+    """
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def repeat(work: Callable[[], None]) -> None:
+        try:
+            while not done.is_set():
+                work()
+        except BaseException as failure:
+            failures.append(failure)
+            done.set()
+
+    threads = [threading.Thread(target=repeat, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    try:
+        yield lambda: not done.is_set()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]

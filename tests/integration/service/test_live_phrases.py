@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +20,7 @@ from tests.integration.service.ads import (
     ads_of,
     found_by,
     make_ads,
+    meanwhile,
     write_bundle,
 )
 
@@ -129,33 +127,6 @@ def test_a_phrase_that_a_later_bundle_has_leaves_the_live_ones(engines: list[Eng
     (found,) = found_by(second, ["red tent"], Asked(k=3).options(second))
     assert (found[0].id, found[0].source) == ("n1", "exact")
     assert changes.live.active == 2
-
-
-@contextmanager
-def meanwhile(*works: Callable[[], None]) -> Iterator[None]:
-    """Do each of these again and again, each on a thread, until the block ends; their failures are ours."""
-    done = threading.Event()
-    failures: list[BaseException] = []
-
-    def repeat(work: Callable[[], None]) -> None:
-        try:
-            while not done.is_set():
-                work()
-        except BaseException as failure:
-            failures.append(failure)
-            done.set()
-
-    threads = [threading.Thread(target=repeat, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
 
 
 STEADY = [f"n{at}" for at in range(40)] + [f"a{at}" for at in range(20)]

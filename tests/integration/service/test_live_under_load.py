@@ -1,0 +1,152 @@
+"""The thread that follows the store, while others search: nothing is lost, late, or answered from before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+from bidmatch.base.text import key
+from export.bundle.read import open_bundle
+from service.answers import answer_each
+from service.cache import Kept
+from service.engine import EngineSettings
+from service.live.store import LiveStore, PhraseRecord
+from service.options import MatchOptions
+from service.serving import Serving
+from tests.integration.service.ads import make_ads, meanwhile, write_bundle
+
+EVERY = 100_000
+
+
+@contextmanager
+def serving_of(bundle: Path, store: LiveStore) -> Iterator[Serving]:
+    """What answers in a worker, without a worker."""
+    serving = Serving(open_bundle(bundle), EngineSettings(), cache_bytes=4_000_000, store=store, probes=0)
+    serving.start()
+    try:
+        yield serving
+    finally:
+        serving.stop()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(tmp_path_factory.mktemp("load") / "bundle", make_ads(150, seed=1, broad=1.0))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LiveStore]:
+    with LiveStore.open(tmp_path / "live") as store:
+        yield store
+
+
+def answered(serving: Serving, query: str, options: MatchOptions) -> list[dict[str, object]]:
+    """An answer as a worker gives it: from the cache, or made and kept."""
+    loaded = serving.current
+    kept = loaded.cache.get(key(query), options)
+    if kept is None:
+        (answer,) = answer_each(loaded.engine, [query], [options], guarded=True)
+        assert answer.guard is not None
+        kept = Kept(answer.matches, answer.count)
+        loaded.cache.put(key(query), options, kept, answer.guard)
+    matches: list[dict[str, object]] = orjson.loads(kept.matches)
+    return matches
+
+
+def test_phrases_that_change_again_and_again(bundle: Path, store: LiveStore) -> None:
+    """What changes leave behind is cleared away, and no search, answer or change is the worse for it."""
+    phrases = 2200
+    colours = ["red", "blue", "green", "black"]
+    wanted = {f"n{at}" for at in range(phrases)}
+    turn = 0
+
+    def record(at: int) -> PhraseRecord:
+        # What a phrase says names the phrase, so that an answer that mixes two up shows.
+        text = f"{colours[(at + turn) % 4]} tent n{at}"
+        return PhraseRecord(f"n{at}", text, {"rank": turn, "advertiser": f"n{at}"})
+
+    with serving_of(bundle, store) as serving:
+        sync, engine = serving.sync, serving.current.engine
+        assert sync is not None
+        store.put([record(at) for at in range(phrases)])
+        assert sync.wait_for(phrases, 20)
+        first = engine.live
+        rng, searching = np.random.default_rng(0), np.random.default_rng(1)
+        waits: list[float] = []
+        options = MatchOptions(5)
+        queries = [f"{colour} tent n{at}" for colour in colours for at in range(20)]
+
+        def search() -> None:
+            asked = [f"{colour} tent" for colour in colours]
+            for answer in answer_each(engine, asked, [MatchOptions(EVERY)] * 4, guarded=True):
+                mine = [match for match in orjson.loads(answer.matches) if match["id"].startswith("n")]
+                assert len(mine) == phrases
+                assert {match["id"] for match in mine} == wanted
+                assert all(match["phrase"].endswith(f" {match['id']}") for match in mine)
+                assert all(match["columns"]["advertiser"] == match["id"] for match in mine)
+            time.sleep(0.05)
+
+        def change() -> None:
+            nonlocal turn
+            turn += 1
+            rows = store.put([record(at) for at in rng.choice(phrases, 300).tolist()])
+            started = time.monotonic()
+            assert sync.wait_for(rows[-1].sequence, 20)
+            waits.append(time.monotonic() - started)
+            # What was acknowledged shows, whatever the cache holds.
+            latest = {row.id: row.columns["rank"] for row in rows}
+            for match in answered(serving, str(rows[0].text), options):
+                assert latest.get(str(match["id"]), -1) in (-1, match["columns"]["rank"])
+
+        def ask() -> None:
+            answered(serving, str(searching.choice(queries)), options)
+            time.sleep(0.002)
+
+        seen = {id(first): first}
+        with meanwhile(search, change, ask) as going:
+            until = time.monotonic() + 60
+            while len(seen) < 2 and time.monotonic() < until and going():
+                seen[id(engine.live)] = engine.live
+                time.sleep(0.02)
+        assert len(seen) == 2, "nothing was cleared away"
+        assert sync.failure is None
+        # While all is built anew changes do not wait.
+        assert max(waits) < 3
+        for query in queries:
+            (answer,) = answer_each(engine, [query], [options], guarded=True)
+            assert answered(serving, query, options) == orjson.loads(answer.matches)
+
+
+def test_an_answer_made_while_the_rows_are_numbered_anew(bundle: Path, store: LiveStore) -> None:
+    """What was found before is named by the phrases that were searched."""
+    with serving_of(bundle, store) as serving:
+        sync, engine = serving.sync, serving.current.engine
+        assert sync is not None
+
+        def put(turn: int) -> None:
+            rows = store.put([PhraseRecord(f"n{at}", f"tent n{at}", {"rank": turn}) for at in range(180)])
+            assert sync.wait_for(rows[-1].sequence, 20)
+
+        put(0)
+        first = engine.live
+        assert first is not None
+        while first.wasted + 180 < 4096:
+            put(1 + first.wasted)
+        found = engine.find(engine.encode(["tent"]), MatchOptions(EVERY))
+        put(10_000)
+        until = time.monotonic() + 20
+        while engine.live is first and time.monotonic() < until:
+            time.sleep(0.01)
+        assert engine.live is not first, "nothing was cleared away"
+        ids, texts, _ = engine.named(found.live).take(found.rows)
+        assert {f"n{at}" for at in range(180)} <= set(ids)
+        assert all(
+            phrase == f"tent {id}" for id, phrase in zip(ids, texts, strict=True) if id.startswith("n")
+        )
+        assert [fragment.id for fragment in engine.fragments(found)] == ids
