@@ -166,10 +166,8 @@ class Swaps:
     def ready(self, worker: Worker) -> None:
         """A worker answers requests from now on."""
         worker.ready, worker.failures = True, 0
-        if self._swap is not None:
-            self._advance()
-        elif worker.generation != self.generation:
-            self._crew.end(worker, at_once=False)
+        self._advance()
+        self._end_old()
 
     def prepared(self, worker: Worker, generation: int) -> None:
         """A worker has the bundle ready."""
@@ -268,10 +266,7 @@ class Swaps:
         self._answer(swap.asker, op="reloaded", report={**(swap.report or {}), "seconds": seconds})
         if swap.asker is None:
             self._count("taken")
-        for worker in self._workers:
-            # Begun with the bundle before, and ready only when the others were about to switch.
-            if worker.stays and worker.generation != self.generation:
-                self._crew.end(worker, at_once=False)
+        self._end_old()
 
     def _refuse(self, reason: str, hint: str | None) -> None:
         swap = self._close(discard=True)
@@ -281,6 +276,7 @@ class Swaps:
         self._answer(swap.asker, op="refused", kind="bundle", reason=reason, hint=hint)
         if swap.asker is None:
             self._count("refused")
+        self._end_old()
 
     def _close(self, *, discard: bool) -> _Swap | None:
         """End a swap that has not taken over."""
@@ -295,6 +291,12 @@ class Swaps:
                 self._tell(worker, op="discard", token=swap.generation)
             worker.part = Part.NONE
         return swap
+
+    def _end_old(self) -> None:
+        """End those that were started with a bundle before the present one, and were ready too late."""
+        for worker in self._workers:
+            if self._swap is None and worker.stays and worker.generation != self.generation:
+                self._crew.end(worker, at_once=False)
 
     def _tell(self, worker: Worker, **message: Any) -> None:
         if worker.child is None or not worker.child.channel.send(**message):
