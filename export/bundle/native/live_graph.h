@@ -173,6 +173,8 @@ class LiveGraph {
     void level_search(const float* query, uint32_t start, int level, size_t ef, const Rules* rules, Scratch& own) const {
         const bool ruled = rules && rules->any();
         const float first = score(query, start);
+        // The way down may have led to a row that was added since the search began.
+        own.visited.resize(size_t(start) + 1);
         own.visited.visit(start);
         own.candidates.push({first, start});
         if (!ruled || rules->admits(start)) own.top.push({first, start});
