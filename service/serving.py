@@ -6,6 +6,7 @@ verified, warmed and tried on queries of late before it takes over, so a bad one
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -22,12 +23,14 @@ from export.bundle.read import Bundle, open_bundle, read_manifest
 from service.cache import AnswerCache
 from service.engine import Engine, EngineSettings
 from service.live.phrases import LivePhrases
-from service.live.store import LiveStore
+from service.live.store import LiveStore, StoreError
 from service.live.sync import Change, LiveSync, model_of, prepared
 
 _PROBE_K = 10
 # A bundle that leaves this share of the queries without matches which have some now is not taken.
 _MOST_LOST = 0.5
+
+_log = logging.getLogger("bidmatch.service")
 
 
 class RefusedError(BidmatchError):
@@ -154,7 +157,6 @@ class Serving:
 
     def switch(self, loaded: Loaded) -> None:
         """Let a prepared bundle answer from now on."""
-
         before = self.current
 
         def take_over() -> None:
@@ -167,8 +169,11 @@ class Serving:
             take_over()
         self.on_switch(loaded.engine)
         if self._store is not None:
-            # Those of the bundle before stay, for a way back that encodes nothing.
-            self._store.drop_models({model_of(before.engine), model_of(loaded.engine)})
+            try:
+                # Those of the bundle before stay, for a way back that encodes nothing.
+                self._store.drop_models({model_of(before.engine), model_of(loaded.engine)})
+            except StoreError as error:
+                _log.warning("vectors of earlier bundles stay in the store: %s", error.reason)
 
     def report(self, seconds: float) -> dict[str, Any]:
         """What the latest swap did, as `schemas.Reloaded` has it."""
