@@ -18,7 +18,6 @@ from service.engine import EngineSettings
 from service.live.store import LiveStore, PhraseRecord
 from service.options import MatchOptions
 from service.serving import Probes, RefusedError, Serving, newest_bundle
-from tests.integration.service.conftest import tiny_bundle  # noqa: F401
 from tests.integration.service.swapping import damage, id_of, variant
 
 LONG_AGO = "2000-01-01T00:00:00+00:00"
@@ -32,7 +31,7 @@ def store(tmp_path: Path) -> Iterator[LiveStore]:
 
 
 @pytest.fixture
-def make(tiny_bundle: Path) -> Iterator[Callable[..., Serving]]:  # noqa: F811
+def make(tiny_bundle: Path) -> Iterator[Callable[..., Serving]]:
     """Serving of the tiny bundle, stopped in the end."""
     made: list[Serving] = []
 
@@ -49,7 +48,7 @@ def make(tiny_bundle: Path) -> Iterator[Callable[..., Serving]]:  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def other(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def other(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return variant(tiny_bundle, tmp_path_factory.mktemp("serving") / "other", mark="B-")
 
 
@@ -78,7 +77,7 @@ def swap(serving: Serving, bundle: Path) -> None:
     serving.switch(serving.prepare(bundle))
 
 
-def test_another_bundle_takes_over(make: Callable[..., Serving], tiny_bundle: Path, other: Path) -> None:  # noqa: F811
+def test_another_bundle_takes_over(make: Callable[..., Serving], tiny_bundle: Path, other: Path) -> None:
     serving = make()
     told: list[str] = []
     serving.on_switch = lambda engine: told.append(engine.bundle_id)
@@ -193,7 +192,7 @@ def test_queries_that_never_had_matches_do_not_count(
     assert serving.prepare(tiny_bundle).probed is None
 
 
-def test_what_bundles_agree_on(make: Callable[..., Serving], tiny_bundle: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_what_bundles_agree_on(make: Callable[..., Serving], tiny_bundle: Path, tmp_path: Path) -> None:
     serving = make()
     for query in ("cheap red tent", "blue boots"):
         serving.probes.record(query)
@@ -447,7 +446,7 @@ def test_changes_are_told_to_the_cache_of_the_present_bundle(
     assert len(dropped) == 3
 
 
-def test_the_bundle_that_a_path_means(tiny_bundle: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_the_bundle_that_a_path_means(tiny_bundle: Path, tmp_path: Path) -> None:
     assert newest_bundle(tiny_bundle) == tiny_bundle
     none = tmp_path / "none"
     assert newest_bundle(none) == none

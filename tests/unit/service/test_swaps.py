@@ -14,12 +14,11 @@ from export.bundle.read import open_bundle
 from service.channel import channel_pair
 from service.children import Child
 from service.swaps import Asker, Stage, Swaps, Worker
-from tests.integration.service.conftest import tiny_bundle  # noqa: F401
 from tests.integration.service.swapping import damage, id_of, variant
 
 
 @pytest.fixture(scope="module")
-def bundles(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:  # noqa: F811
+def bundles(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return tiny_bundle, variant(tiny_bundle, tmp_path_factory.mktemp("swaps") / "other", mark="B-")
 
 

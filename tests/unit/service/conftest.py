@@ -1,0 +1,3 @@
+"""The tiny bundle of the service's other tests."""
+
+from tests.integration.service.conftest import tiny_bundle  # noqa: F401
