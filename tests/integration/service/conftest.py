@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -251,19 +252,20 @@ class Server:
             env=environment | {"OMP_NUM_THREADS": "1"},
         )
         self.said: list[str] = []
+        self.url: str | None = None
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         assert self._ready.wait(60), self.text()
-        addresses = [line.split()[1] for line in self.said if line.startswith("ready: ")]
-        assert addresses, self.text()
-        self.url = addresses[0]
+        assert self.url is not None, self.text()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.said.append(line.rstrip("\n"))
-            if line.startswith("ready: "):
+            # As a line of text, or within one of JSON.
+            if ready := re.search(r'(?:^|")ready: (http://[^\s"]+)', line):
+                self.url = ready[1]
                 self._ready.set()
         self._ready.set()
 
@@ -273,6 +275,7 @@ class Server:
 
     @property
     def address(self) -> tuple[str, int]:
+        assert self.url is not None
         host, port = self.url.removeprefix("http://").split(":")
         return host, int(port)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -46,7 +47,8 @@ def test_it_says_every_setting_and_its_address(server: object, tiny_bundle: Path
 def test_requests_in_flight_are_answered_when_it_is_told_to_stop(start: Callable) -> None:
     with (
         start(
-            "--threads", "1", "--queue", "8192", "--deadline-ms", "60000", "--shutdown-ms", "60000"
+            *["--threads=1", "--queue=8192", "--cache-mb=0", "--shutdown-ms=60000"],
+            *["--deadline-ms=60000", "--max-deadline-ms=60000"],
         ) as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
@@ -86,6 +88,115 @@ def test_interrupted_from_the_keyboard(start: Callable) -> None:
     with start() as server:
         assert server.stop(signal.SIGINT) == 130
         assert "Traceback" not in server.text()
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there, and has not ended."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_parent_and_its_workers_begin_and_end_together(start: Callable, number: int) -> None:
+    with start("--workers", "3") as server:
+        workers = children(server.process.pid)
+        assert len(workers) == 3
+        assert server.said.count(f"ready: {server.url}") == 1
+        for _ in range(30):
+            assert httpx.get(f"{server.url}/match", params={"q": "tent"}).status_code == 200
+        assert server.stop(number) == (0 if number == signal.SIGTERM else 130)
+        assert not any(alive(pid) for pid in workers)
+        assert "Traceback" not in server.text()
+
+
+def test_workers_that_lose_their_parent_end_and_leave_nothing_behind(start: Callable) -> None:
+    with start("--workers", "2") as server:
+        workers = children(server.process.pid)
+        shared = [
+            path
+            for pid in workers
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+            if (path := line.split()[-1]).endswith(".db")
+        ]
+        assert shared
+        server.process.kill()
+        server.process.wait(10)
+        until(lambda: not any(alive(pid) for pid in workers))
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.url}/healthz")
+        assert not any(Path(path).exists() for path in shared)
+
+
+def test_lines_in_json(start: Callable) -> None:
+    with start("--log-format", "json", "--access-log") as server, httpx.Client(base_url=server.url) as client:
+        client.post("/match", json={"query": "a secret query"}, headers={"X-Request-Id": "mine"})
+        assert server.stop() == 0
+        entries = [json.loads(line) for line in server.said]
+        assert all({"time", "level", "logger", "message"} <= set(entry) for entry in entries)
+        (access,) = [entry for entry in entries if entry["logger"] == "bidmatch.access"]
+        assert (access["route"], access["status"], access["request_id"]) == ("/match", 200, "mine")
+        assert any(entry["message"] == f"ready: {server.url}" for entry in entries)
+        assert "secret" not in server.text()
+
+
+def test_the_network_needs_keys_unless_that_is_said_aloud(tiny_bundle: Path, start: Callable) -> None:
+    done = serve("--bundle", str(tiny_bundle), "--port", "0", "--host", "0.0.0.0")
+    assert done.returncode == 2
+    assert "0.0.0.0 can be reached from other machines, and no API keys are given" in done.stderr
+    assert "BIDMATCH_AUTH=off" in done.stderr
+    done = serve("--bundle", str(tiny_bundle), "--port", "0", "--auth", "on")
+    assert done.returncode == 2
+    assert "auth is on, and no API keys are given" in done.stderr
+    with start("--host", "0.0.0.0", "--auth", "off") as server:
+        assert any(line.startswith("auth is off: anyone who reaches 0.0.0.0") for line in server.said)
+        assert httpx.get(f"{server.url}/match", params={"q": "tent"}).status_code == 200
+
+
+def has_cuda() -> bool:
+    return Path("/proc/driver/nvidia/version").exists()
+
+
+@pytest.mark.skipif(has_cuda(), reason="there is a GPU")
+def test_without_a_gpu_cuda_is_refused_and_auto_degrades_aloud(tiny_bundle: Path, start: Callable) -> None:
+    done = serve("--bundle", str(tiny_bundle), "--port", "0", "--provider", "cuda")
+    assert done.returncode == 2, done.stderr
+    assert "cuda" in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+    with start("--provider", "auto", "--workers", "2") as server, httpx.Client(base_url=server.url) as client:
+        assert any(line.startswith("encoding on the CPU, for CUDA does not work") for line in server.said)
+        ready = client.get("/readyz").json()
+        assert (ready["status"], ready["provider"]) == ("ready", "cpu")
+        assert ready["degraded"]
+        assert "bidmatch_degraded 2.0" in client.get("/metrics").text
+        assert client.post("/match", json={"query": "tent"}).status_code == 200
+
+
+def test_live_phrases_survive_the_service(start: Callable, tmp_path: Path) -> None:
+    phrase = {"id": "new", "text": "green waterproof tent for kids", "columns": {"match_type": "exact"}}
+    with start("--live", str(tmp_path / "live"), "--workers", "2") as server:
+        put = httpx.post(f"{server.url}/phrases", json={"phrases": [phrase]})
+        assert put.status_code == 200
+        server.process.kill()
+        server.process.wait(10)
+    with start("--live", str(tmp_path / "live"), "--workers", "2") as server:
+        for _ in range(6):
+            found = httpx.get(f"{server.url}/match", params={"q": "Green waterproof TENT for kids"}).json()
+            assert found["matches"][0]["id"] == "new"
+        assert httpx.get(f"{server.url}/phrases/new").json() == put.json()["phrases"][0]
 
 
 def test_a_damaged_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -143,6 +254,11 @@ def test_a_port_that_another_takes_while_the_bundle_loads(tiny_bundle: Path) -> 
         (["--bundle", "b", "--port", "99999"], {}, "--port (or BIDMATCH_PORT)"),
         (["--bundle", "b"], {"BIDMATCH_MAX_K": "many"}, "--max-k (or BIDMATCH_MAX_K)"),
         (["--bundle", "b", "--queue", "4"], {}, "could never be taken"),
+        (["--bundle", "b", "--queue-kb", "4"], {}, "could never be taken"),
+        (["--bundle", "b", "--deadline-ms", "20000"], {}, "max_deadline_ms (10000) is less than deadline_ms"),
+        (["--bundle", "b", "--workers", "0"], {}, "--workers (or BIDMATCH_WORKERS)"),
+        (["--bundle", "b", "--api-keys-file", "/no/such/file"], {}, "/no/such/file cannot be read"),
+        (["--bundle", "b"], {"BIDMATCH_AUTH": "perhaps"}, "--auth (or BIDMATCH_AUTH)"),
         (["--bundle", "b", "--host", "no.such.host.invalid"], {}, "no host 'no.such.host.invalid'"),
         (["--bundle", "b", "--no-such-flag"], {}, "No such option"),
     ],
