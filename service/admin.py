@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -93,6 +93,12 @@ class Phrases:
             ProblemError: 404 there is none.
         """
         return await self.off_loop(partial(self._get, id))
+
+    def stored(self, ids: Sequence[str]) -> list[PhraseRow]:
+        """The stored states of those phrases that were ever changed; reads the disk."""
+        if self._store is None:
+            return []
+        return [row for row in map(self._store.get, ids) if row is not None]
 
     async def _change(self, work: Callable[[LiveStore], list[PhraseRow]]) -> list[dict[str, Any]]:
         store = self._required()

@@ -410,7 +410,11 @@ def _admin_routes(api: FastAPI, app: App) -> None:
             return Response(status_code=CLIENT_LEFT)
         loaded = app.serving.current
         options: MatchOptions = app.matcher.options(loaded, asked, request.scope)
-        work = partial(explain, loaded.engine, asked.queries[0], options, list(asked.ids))
+        ids = list(asked.ids)
+
+        def work() -> dict[str, Any]:
+            return explain(loaded.engine, asked.queries[0], options, ids, app.phrases.stored(ids))
+
         return json_response(orjson.dumps(await app.phrases.off_loop(work), default=str))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,20 @@ from export.bundle.encoder import QueryVectors
 from export.bundle.lookup import BROAD, EXACT, MATCH_TYPE, PHRASE, match_type_code
 from service.engine import Engine
 from service.live.phrases import LivePhrases
+from service.live.store import PhraseRow
+from service.live.sync import encode_phrases
 from service.options import MatchOptions
 from service.rules.bought import MAX_WORDS
 from service.rules.words import words
 
 
-def explain(engine: Engine, query: str, options: MatchOptions, ids: list[str]) -> dict[str, Any]:
+def explain(
+    engine: Engine,
+    query: str,
+    options: MatchOptions,
+    ids: list[str],
+    stored: Sequence[PhraseRow] = (),
+) -> dict[str, Any]:
     """The matches of a query, and what was left out of them, as `schemas.Explanation` has it.
 
     What search would find without any rule, the phrases asked about, and the matches are each given with the
@@ -27,6 +36,7 @@ def explain(engine: Engine, query: str, options: MatchOptions, ids: list[str]) -
         query: the query as typed.
         options: what is asked.
         ids: phrases to look at, too.
+        stored: of these, the states of those that were changed.
     """
     encoded = engine.encode([query])
     key = text.key(query)
@@ -43,7 +53,10 @@ def explain(engine: Engine, query: str, options: MatchOptions, ids: list[str]) -
         looked += engine.keys.find([key])[1].tolist()
         if live is not None:
             looked += [len(engine) + row for row in live.nearest(encoded.vectors.narrow, depth)]
+            looked += (len(engine) + live.same_key([key], live.view)[1]).tolist()
     rows_of_ids = _rows_of(engine, live, ids)
+    off = {row.id: row.state for row in stored if row.state != "active"}
+    gone = [row for row in stored if row.id in off and row.id not in rows_of_ids and row.text is not None]
     looked += rows_of_ids.values()
     rows = np.array(list(dict.fromkeys(looked)), np.int64)
     named, phrases, columns = engine.named(live).take(rows)
@@ -63,6 +76,7 @@ def explain(engine: Engine, query: str, options: MatchOptions, ids: list[str]) -
                 spoken,
                 options,
                 float(encoder[at] + classifier[at]),
+                off.get(named[at]),
             )
         source = (
             "exact" if key and text.key(phrases[at]) == key else "live" if row >= len(engine) else "index"
@@ -78,6 +92,7 @@ def explain(engine: Engine, query: str, options: MatchOptions, ids: list[str]) -
                 "dropped": dropped,
             }
         )
+    candidates += _gone(engine, live, encoded.vectors, gone)
     candidates.sort(key=_place)
     return {
         "query": key,
@@ -89,9 +104,35 @@ def explain(engine: Engine, query: str, options: MatchOptions, ids: list[str]) -
         "searched": "comparison" if engine.index.compares(scope.searched, max(depth, width)) else "graph",
         "rescored": engine.rescores,
         "candidates": candidates,
-        "missing": [one for one in ids if one not in rows_of_ids],
+        "missing": [one for one in ids if one not in rows_of_ids and not any(row.id == one for row in gone)],
         "bundle": engine.bundle_id,
     }
+
+
+def _gone(
+    engine: Engine, live: LivePhrases | None, vectors: QueryVectors, phrases: Sequence[PhraseRow]
+) -> list[dict[str, Any]]:
+    """Candidates of live phrases that are paused or removed, so that no row stands for them."""
+    if live is None or not phrases or not len(vectors.narrow):
+        return []
+    query = (vectors.wide if engine.rescores else vectors.narrow)[0]
+    made = []
+    scored = live.scored(encode_phrases(engine, [str(phrase.text) for phrase in phrases])) * query
+    for phrase, products in zip(phrases, scored, strict=True):
+        encoder = float(products[: engine.score_split].sum())
+        classifier = float(products[engine.score_split :].sum())
+        made.append(
+            {
+                "id": phrase.id,
+                "phrase": phrase.text,
+                "score": encoder + classifier,
+                "parts": {"encoder": encoder, "classifier": classifier},
+                "source": "live",
+                "rank": None,
+                "dropped": phrase.state,
+            }
+        )
+    return made
 
 
 def _place(candidate: dict[str, Any]) -> tuple[bool, int, float]:
@@ -128,6 +169,7 @@ def _dropped(
     spoken: list[str],
     options: MatchOptions,
     score: float,
+    state: str | None,
 ) -> str:
     """The first rule that leaves a phrase out; one that none leaves out was not among the best."""
     mine = row < len(engine)
@@ -135,7 +177,7 @@ def _dropped(
     if not key:
         return "the query has no text"
     if live is not None and mine and live.view.bundle_row_is_off(local):
-        return "paused, removed, or changed by a live phrase"
+        return state or "paused, removed, or changed by a live phrase"
     ids, _, _ = engine.named(live).take(np.array([row]))
     if options.allow is not None and ids[0] not in options.allow:
         return "allow: not in the list"

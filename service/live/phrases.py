@@ -295,12 +295,7 @@ class LivePhrases:
         """The rows whose key equals a query's: positions in `keys`, rows; int64 (m,) each."""
         if not self._by_key:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        pairs = [
-            (at, row)
-            for at, one in enumerate(keys)
-            if one
-            for row in self._by_key.get(one, ())
-        ]
+        pairs = [(at, row) for at, one in enumerate(keys) if one for row in self._by_key.get(one, ())]
         return self._on(pairs, view)
 
     def runs(self, words: Sequence[Sequence[str]], view: View) -> tuple[np.ndarray, np.ndarray]:
