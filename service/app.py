@@ -32,6 +32,8 @@ from service.settings import Settings
 from service.telemetry import Telemetry
 from service.traces import Traces
 
+# What routes leave in the scope for the access line.
+_CALLER, _ASKED = "bidmatch.caller", "bidmatch.asked"
 _DESCRIPTION = """\
 Matches search queries to advertisers' bid phrases.
 
@@ -166,7 +168,9 @@ class App:
             seconds = time.perf_counter() - started
             self.telemetry.answered(route, scope["method"], status, seconds)
             if self._access.on:
-                self._access.write(scope, route, status, seconds, None, None)
+                asked: schemas.Asked | None = scope.get(_ASKED)
+                queries, k = (None, None) if asked is None else (asked.queries, asked.k)
+                self._access.write(scope, route, status, seconds, queries, k, scope.get(_CALLER))
             self._traces.end(span, status)
 
     async def body(self, request: Request) -> bytes:
@@ -186,7 +190,7 @@ class App:
         Raises:
             ProblemError: 401, 403.
         """
-        self._guard.admin(request.scope)
+        request.scope[_CALLER] = self._guard.admin(request.scope)
 
     async def may_match(self, request: Request) -> None:
         """Let only those pass who hold a key.
@@ -194,7 +198,7 @@ class App:
         Raises:
             ProblemError: 401.
         """
-        self._guard.match(request.scope)
+        request.scope[_CALLER] = self._guard.match(request.scope)
 
     def refresh_gauges(self) -> None:
         """Bring up to date what is counted nowhere else."""
@@ -271,6 +275,7 @@ def _match_routes(api: FastAPI, app: App) -> None:
         except ValueError as empty:
             raise problems.invalid([problems.FieldError(where="query.q", reason=str(empty))]) from None
         asked = schemas.Asked(queries=[q], k=k, min_score=min_score, min_relevance=min_relevance)
+        request.scope[_ASKED] = asked
         try:
             return Response(**reply_kept(await app.matcher.reply(request.scope, asked, started)))
         except ClientLeftError:
