@@ -55,6 +55,7 @@ function serverMilliseconds(header) {
   for (const part of (header ?? "").split(",")) {
     const [name, duration] = part.trim().split(";dur=");
     if (duration) times[name] = Number(duration);
+    else if (name === "cache;desc=hit") times.cached = true;
   }
   return times;
 }
@@ -78,9 +79,9 @@ function show(answer, times, seen) {
   const count = answer.matches.length;
   const phrases = count === 0 ? "No phrases" : count === 1 ? "1 phrase" : `${count} phrases`;
   status.textContent = `${phrases} in ${times.total?.toFixed(1) ?? "?"} ms`;
-  timing.textContent =
-    ["tokenise", "encode", "search", "rescore"].filter((step) => step !== "rescore" || step in times)
-      .map((step) => `${step} ${times[step]?.toFixed(2) ?? "?"} ms`).join(" · ") +
+  const steps = ["tokenise", "encode", "search", "rescore"].filter((step) => step !== "rescore" || step in times)
+    .map((step) => `${step} ${times[step]?.toFixed(2) ?? "?"} ms`).join(" · ");
+  timing.textContent = (times.cached ? "from the cache" : steps) +
     ` · ${seen.toFixed(0)} ms seen from here`;
   bundle.textContent = answer.bundle;
 }

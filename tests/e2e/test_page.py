@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from urllib.parse import urlencode
 
 import httpx
 import pyarrow as pa
@@ -118,11 +120,11 @@ def page(browser: WebDriver, address: str) -> Iterator[Page]:
 
 
 def test_a_person_types_a_query_and_reads_the_phrases(page: Page, address: str) -> None:
-    page.type("buy blue garden hose\n")
+    page.type("buy outdoor garden hose\n")
     page.wait(lambda: len(page.all("#rows tr")) == 10)
-    answer = httpx.get(f"{address}/match", params={"q": "buy blue garden hose"}).json()
+    answer = httpx.get(f"{address}/match", params={"q": "buy outdoor garden hose"}).json()
     matches = answer["matches"]
-    assert "blue garden hose" in page.texts("#rows .text")
+    assert "outdoor garden hose" in page.texts("#rows .text")
     assert page.texts("#rows .text") == [match["phrase"] for match in matches]
     assert page.texts("#rows .score") == [f"{match['score']:.3f}" for match in matches]
     assert page.texts("#rows .encoder span") == [f"{match['parts']['encoder']:.3f}" for match in matches]
@@ -136,7 +138,30 @@ def test_a_person_types_a_query_and_reads_the_phrases(page: Page, address: str) 
     assert page.one("#bundle").text == answer["bundle"]
     assert page.one("#status").text.startswith("10 phrases in ")
     assert page.one("#status").text.endswith(" ms")
-    assert "encode" in page.one("#timing").text
+    assert re.search(
+        r"^tokenise \d+\.\d\d ms · encode \d+\.\d\d ms · search \d+\.\d\d ms · \d+ ms seen",
+        page.one("#timing").text,
+    )
+    page.type("BUY outdoor  garden hose\n")
+    page.wait(lambda: page.one("#timing").text.startswith("from the cache · "))
+    assert page.texts("#rows .text") == [match["phrase"] for match in matches]
+
+
+@pytest.mark.parametrize(
+    ("query", "phrase", "shown"),
+    [
+        ("buy blue garden hose", "blue garden hose", False),  # bought as `exact`
+        ("Blue garden hose", "blue garden hose", True),
+        ("where to buy cheap garden hose", "cheap garden hose", True),  # as `phrase`
+        ("garden hose cheap", "cheap garden hose", False),
+    ],
+)
+def test_phrases_are_shown_as_they_were_bought(
+    page: Page, address: str, query: str, phrase: str, shown: bool
+) -> None:
+    page.open(f"{address}/?{urlencode({'q': query, 'k': 54})}")
+    page.wait(lambda: page.all("#rows tr"))
+    assert (phrase in page.texts("#rows .text")) == shown
 
 
 def test_answers_come_while_typing_and_the_address_can_be_shared(page: Page, address: str) -> None:
