@@ -16,7 +16,9 @@ import pytest
 
 from bidmatch.cli import COMMANDS, TRAIN_PACKAGES
 
+# What training needs, and what the extras `client` and `traces` bring.
 BLOCKED = {"torch", "transformers", "sklearn", "onnx", "onnxscript", "jinja2", "safetensors"} | TRAIN_PACKAGES
+BLOCKED |= {"hnswlib", "httpx", "opentelemetry.sdk", "opentelemetry.exporter"}
 
 # Python imports a module of this name as it starts.
 SITECUSTOMIZE = """
@@ -25,7 +27,7 @@ import sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in BLOCKED:
+        if any(name == one or name.startswith(one + ".") for one in BLOCKED):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return None
 
@@ -117,8 +119,10 @@ def test_simulate(run: Run, tmp_path: Path) -> None:
     assert len((tmp_path / "log.tsv").read_text().splitlines()) > 400
 
 
-def test_serve(environment: dict[str, str], small_bundle: Path) -> None:
-    command = [sys.executable, "-m", "bidmatch", "serve", "--bundle", str(small_bundle), "--port", "0"]
+def test_serve(environment: dict[str, str], small_bundle: Path, tmp_path: Path) -> None:
+    """Workers, live phrases and a swap included."""
+    options = ["--bundle", small_bundle, "--port", 0, "--workers", 2, "--live", tmp_path / "live"]
+    command = [sys.executable, "-m", "bidmatch", "serve", *map(str, options)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stderr is not None
@@ -129,13 +133,46 @@ def test_serve(environment: dict[str, str], small_bundle: Path) -> None:
                     break
             else:
                 pytest.fail("".join(said))
-            with urllib.request.urlopen(f"{line.split()[1]}/match?q=red+garden+hose", timeout=30) as answer:
-                matches = json.load(answer)["matches"]
+            address = line.split()[1]
+
+            def ask(path: str, body: object = None) -> dict:
+                content = None if body is None else json.dumps(body).encode()
+                request = urllib.request.Request(
+                    f"{address}{path}", content, {"Content-Type": "application/json"}
+                )
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return json.load(answer)
+
+            (phrase, *_) = ask("/match?q=red+garden+hose")["matches"]
+            put = ask("/phrases", {"phrases": [{"id": "new", "text": "solar garden gnome"}]})
+            report = ask("/admin/reload", {"bundle": str(small_bundle)})
+            (live, *_) = ask("/match", {"query": "solar garden gnome"})["matches"]
+            why = ask("/admin/explain", {"query": "solar garden gnome"})
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=30)
-    assert matches[0]["phrase"] == "red garden hose"
-    assert matches[0]["source"] == "exact"
+            _, rest = process.communicate(timeout=30)
+    assert process.returncode == 0, rest
+    assert "Traceback" not in rest
+    assert (phrase["phrase"], phrase["source"]) == ("red garden hose", "exact")
+    assert put["phrases"][0]["state"] == "active"
+    assert (report["phrases"], report["live_phrases"]) == (54, 1)
+    assert (live["id"], live["source"]) == ("new", "exact")
+    assert why["candidates"][0]["id"] == "new"
+
+
+def test_traces_say_what_is_missing(run: Run, small_bundle: Path) -> None:
+    done = run("serve", "--bundle", small_bundle, "--port", 0, "--traces")
+    assert done.returncode == 2, done.stderr
+    assert "traces need the package opentelemetry" in done.stderr
+    assert "pip install 'bidmatch[traces]'" in done.stderr
+
+
+def test_the_client_says_what_is_missing(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import bidmatch.client"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode != 0
+    assert "bidmatch[client]" in done.stderr or "No module named 'httpx'" in done.stderr
 
 
 @pytest.mark.parametrize(
