@@ -9,7 +9,8 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -93,6 +94,11 @@ class Connection:
         text = answer.read()
         is_json = "json" in (answer.getheader("content-type") or "")
         return answer.status, json.loads(text) if is_json else text.decode()
+
+    @property
+    def local_port(self) -> int:
+        """The port at this end."""
+        return int(self._http.sock.getsockname()[1])
 
     def close(self) -> None:
         self._http.close()
@@ -199,19 +205,12 @@ def workers_of(server: Any, count: int, timeout: float = 20) -> list[int]:
 
 def answers(pid: int, address: tuple[str, int]) -> bool:
     """Whether a process accepts connections: its event loop waits on the listening socket."""
-    inode = listening(address)
-    waits = set()
-    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
-        try:
-            waits |= {line.split()[1] for line in file.read_text().splitlines() if line.startswith("tfd:")}
-        except OSError:
-            continue
-    for fd in waits:
-        try:
-            if str(Path(f"/proc/{pid}/fd/{fd}").readlink()) == f"socket:[{inode}]":
+    held = f"socket:[{listening(address)}]"
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for file in Path(f"/proc/{pid}/fdinfo").iterdir():
+            waits = [line.split()[1] for line in file.read_text().splitlines() if line.startswith("tfd:")]
+            if any(str(Path(f"/proc/{pid}/fd/{fd}").readlink()) == held for fd in waits):
                 return True
-        except OSError:
-            continue
     return False
 
 
@@ -243,11 +242,10 @@ def eventually(holds: Callable[[], bool], timeout: float = 20) -> None:
 def open_files(pid: int) -> list[str]:
     """What a process has open, by name."""
     found = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            found.append(str(entry.readlink()))
-        except OSError:
-            continue
+    with suppress(FileNotFoundError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found.append(str(entry.readlink()))
     return sorted(found)
 
 
@@ -276,3 +274,48 @@ def total(address: tuple[str, int], name: str, **labels: str) -> float:
     """Sum of a metric's samples with these labels."""
     samples = metrics(address).get(name, [])
     return sum(value for held, value in samples if labels.items() <= held.items())
+
+
+def worker_of(connection: Connection, pids: list[int]) -> int:
+    """The process that has accepted a connection which is open."""
+    client = connection.local_port
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if int(fields[2].partition(":")[2], 16) == client and fields[3] == "01" and fields[9] != "0":
+            held = f"socket:[{fields[9]}]"
+            for pid in pids:
+                if held in open_files(pid):
+                    return pid
+    raise AssertionError("nobody has accepted it")
+
+
+@contextmanager
+def one_to_each(server: Any, pids: list[int]) -> Iterator[dict[int, Connection]]:
+    """A connection to each of the workers, by the worker's pid."""
+    with ExitStack() as stack:
+        found: dict[int, Connection] = {}
+        for _ in range(1000):
+            connection = stack.enter_context(Connection(server.address))
+            assert connection("GET", "/healthz")[0] == 200
+            found.setdefault(worker_of(connection, pids), connection)
+            if len(found) == len(pids):
+                break
+        else:
+            raise AssertionError(f"only {list(found)} of {pids} accept connections")
+        yield found
+
+
+def serving(server: Any, count: int) -> set[str]:
+    """The bundles that the workers answer with, when there are so many."""
+    until = time.monotonic() + 30
+    while True:
+        pids = workers_of(server, count)
+        try:
+            with one_to_each(server, pids) as each:
+                found = {connection("GET", "/readyz")[1]["bundle"] for connection in each.values()}
+            if children(server.process.pid) == pids:
+                return found
+        except (OSError, http.client.HTTPException, AssertionError):
+            # One has ended meanwhile.
+            if time.monotonic() > until:
+                raise
