@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
@@ -95,7 +96,8 @@ class EncodeCost:
             self.observe(size, width, seconds)
             sizes.append(size)
             costs.append(seconds / size)
-            if costs[-1] > 1.1 * min(costs):
+            gains = [1 - new / old for old, new in pairwise(costs)]
+            if len(gains) > 1 and max(gains[-2:]) < _WORTH:
                 break
             size *= 2
         least = min(costs)

@@ -13,6 +13,7 @@ import pytest
 from bidmatch.base.errors import DamagedError
 from export.bundle.encoder import QueryEncoder
 from export.bundle.index import PhraseIndex
+from export.bundle.lookup import lookup_tables
 from export.bundle.read import open_bundle
 
 FILES = (
@@ -321,12 +322,25 @@ def test_phrases_of_another_schema(bundle_copy):
         (good.drop_columns(["id"]), "no string column 'id'"),
         (good.set_column(1, "text", pa.array(range(54))), "no string column 'text'"),
         (good.slice(1), "has 53 rows"),
-        (good.set_column(0, "id", pa.array(["p0", *ids[:-1]], pa.large_string())), "two phrases with one id"),
+        (
+            good.set_column(0, "id", pa.array(["p0", *ids[:-1]], pa.large_string())),
+            "ids.npy is not of the phrases",
+        ),
         (good.set_column(0, "id", pa.array([None, *ids[1:]], pa.large_string())), "empty values in 'id'"),
         (good.append_column("text", good["text"]), "two columns of one name"),
     ):
         _phrases(bundle_copy, table)
         assert reason in refused(bundle_copy.path)
+
+
+def test_two_phrases_of_one_id_with_tables_made_to_fit(bundle_copy):
+    good = pa.ipc.open_file((bundle_copy.path / "phrases.arrow").read_bytes()).read_all()
+    ids = good["id"].to_pylist()
+    twice = good.set_column(0, "id", pa.array([ids[1], *ids[1:]], pa.large_string()))
+    for name, table in zip(("ids", "keys", "runs"), lookup_tables(twice), strict=True):
+        np.save(bundle_copy.path / f"{name}.npy", table)
+    _phrases(bundle_copy, twice)
+    assert "two phrases with one id" in refused(bundle_copy.path)
 
 
 @pytest.mark.parametrize("offset", range(0, 96, 8))
