@@ -145,7 +145,7 @@ def test_of_what_was_bought_all_is_found_and_nothing_else(bought: Path, live: bo
 def test_the_widest_search_through_the_graph_is_a_look_at_every_phrase(broad: Path, live: bool) -> None:
     engine = Engine.load(broad, EngineSettings(ef=1_000_000))
     plain = with_live(engine).plain() if live else bundle_alone(engine)
-    compare(engine, plain, 1000, seed=20 + live)
+    compare(engine, plain, 500, seed=20 + live)
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -155,7 +155,7 @@ def test_recall_under_all_rules(bought: Path, broad: Path, live: bool) -> None:
         engine = Engine.load(path)
         plain = with_live(engine).plain() if live else bundle_alone(engine)
         rng = np.random.default_rng(30)
-        queries = make_queries(plain.ads, 1000, 30)
+        queries = make_queries(plain.ads, 600, 30)
         hit = total = 0
         for start in range(0, len(queries), TOGETHER):
             some = queries[start : start + TOGETHER]
@@ -172,7 +172,7 @@ def test_recall_under_all_rules(bought: Path, broad: Path, live: bool) -> None:
                 hit += len({match.id for match in found} & {match.id for match in wanted})
                 total += len(wanted)
         assert hit >= 0.98 * total
-        assert total > 10_000
+        assert total > 5000
 
 
 def test_bought_in_no_way_when_match_types_count_for_nothing(bought: Path) -> None:
