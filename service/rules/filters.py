@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -342,19 +343,20 @@ def filter_schema() -> dict[str, Any]:
     several: list[dict[str, Any]] = [
         {"type": "array", "items": {"type": sort}, "minItems": 1, "maxItems": MAX_VALUES} for sort in sorts
     ]
-    both = [{"required": list(pair)} for pair in (_LOWER, _UPPER)]
+    # Each pair of ends spelled out: what makes clients from schemas seldom knows of `not`.
     ranges: list[dict[str, Any]] = [
         {
             "type": "object",
             "minProperties": 1,
             "additionalProperties": False,
             "properties": {
-                **{operator: {"type": sort} for operator in (*_LOWER, *_UPPER)},
+                low: {"type": sort},
+                high: {"type": sort},
                 _NOT: {"anyOf": [{"type": sort}, several[at]]},
             },
-            "not": {"anyOf": both},
         }
         for at, sort in enumerate(("string", "number"))
+        for low, high in product(_LOWER, _UPPER)
     ]
     excluding: dict[str, Any] = {
         "type": "object",
