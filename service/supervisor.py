@@ -138,6 +138,9 @@ class Supervisor:
                     self._say(f"process {child.pid} sent what can't be read: {message}")
             if not there:
                 self._selector.unregister(child.channel)
+                if child.pid in self._children:
+                    # It is about to end, or can't be talked to any more.
+                    os.kill(child.pid, signal.SIGKILL)
 
         self._selector.register(child.channel, selectors.EVENT_READ, hear)
         return child
