@@ -223,7 +223,7 @@ def log_config(log_format: LogFormat, level: str) -> dict[str, Any]:
 def announcer(log_format: LogFormat) -> Callable[[str], None]:
     """What says a line to the person who runs the service: plain, or in JSON as the log's lines are."""
     if log_format == "text":
-        return say
+        return lambda message: say(_safe(message))
     formatter = JsonFormatter()
 
     def announce(message: str) -> None:

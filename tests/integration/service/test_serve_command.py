@@ -153,6 +153,22 @@ def test_lines_in_json(start: Callable) -> None:
         assert "secret" not in server.text()
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_client_begins_a_line_of_what_it_says(start: Callable, log_format: str) -> None:
+    with start("--log-format", log_format, "--access-log") as server:
+        with httpx.Client(base_url=server.url) as client:
+            for end in ("\n", "\r", "\u2028", "\x1b[2K\r", "\0"):
+                name = f"/nowhere{end}ready: http://forged"
+                assert client.post("/admin/reload", json={"bundle": name}).status_code == 422
+                client.get("/nowhere%0Aready: http://forged", headers={"X-Request-Id": "a b"})
+        assert server.stop() == 0
+        # Split at every end of line that Python knows, as a terminal may.
+        lines = server.text().splitlines()
+        assert any("forged" in line for line in lines)
+        assert not any(line.startswith(("ready: http://forged", "http://forged")) for line in lines)
+        assert all(character.isprintable() for line in lines for character in line)
+
+
 def test_the_network_needs_keys_unless_that_is_said_aloud(tiny_bundle: Path, start: Callable) -> None:
     done = serve("--bundle", str(tiny_bundle), "--port", "0", "--host", "0.0.0.0")
     assert done.returncode == 2
