@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypeVar
 
 from bidmatch.client.errors import ProtocolError
 
@@ -111,6 +111,8 @@ class Reload:
         previous: version of the one before.
         phrases: phrases of the bundle.
         live_phrases: live phrases beside it.
+        agreement: share of the earlier bundle's matches of recent queries that it finds, too, 0 to 1; None
+            where it was not tried on any.
         seconds: what it took.
     """
 
@@ -118,29 +120,63 @@ class Reload:
     previous: str
     phrases: int
     live_phrases: int
+    agreement: float | None
     seconds: float
 
 
-class Candidate(TypedDict, total=False):
-    """A phrase that was considered; what is here depends on how far it came."""
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A phrase that was looked at.
+
+    Attributes:
+        id: its id.
+        phrase: its text as the advertiser wrote it.
+        score: the sum of `encoder` and `classifier`, -2 to 2.
+        encoder: what the dual encoder's cosine adds to the score.
+        classifier: what the cosine with the classifier's row adds.
+        source: as of a `Match`.
+        rank: its place among the matches, from 1; None where it is none of them.
+        dropped: the rule that left it out, in words; None where none did.
+    """
 
     id: str
     phrase: str
     score: float
-    parts: dict[str, float]
+    encoder: float
+    classifier: float
     source: str
-    relevance: float | None
-    columns: dict[str, Any]
+    rank: int | None
     dropped: str | None
 
 
-class Explanation(TypedDict, total=False):
-    """How the matches of a query came about; a newer service may say more."""
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """How the matches of a query came about.
+
+    Attributes:
+        query: the query, normalised.
+        tokens: what the encoder reads.
+        words: the words that match types and negative keywords look at.
+        ef: width of the index search.
+        depth: phrases that the index was searched for.
+        admitted: phrases of the bundle that search could return under the rules.
+        searched: `graph` (by the index) or `comparison` (all admitted phrases, for they are few).
+        rescored: whether the order is that of wide vectors.
+        candidates: the matches, then what was dropped, each by falling score.
+        missing: of the ids that were asked about, those of no phrase.
+        bundle: version of the bundle that answered.
+    """
 
     query: str
-    tokens: list[str]
+    tokens: tuple[str, ...]
+    words: tuple[str, ...]
     ef: int
-    candidates: list[Candidate]
+    depth: int
+    admitted: int
+    searched: str
+    rescored: bool
+    candidates: tuple[Candidate, ...]
+    missing: tuple[str, ...]
     bundle: str
 
 
@@ -216,17 +252,40 @@ def reload(document: Any) -> Reload:
     return Reload(
         _text(document, "bundle"),
         _text(document, "previous"),
-        int(_number(document, "phrases")),
-        int(_number(document, "live_phrases")),
+        _count(document, "phrases"),
+        _count(document, "live_phrases"),
+        _or_null(document, "agreement", _number),
         _number(document, "seconds"),
     )
 
 
 def explanation(document: Any) -> Explanation:
-    """Of `POST /admin/explain`, as it came."""
-    if not isinstance(document, dict):
-        raise _WrongError("", "is not an object")
-    return cast(Explanation, document)
+    """Of `POST /admin/explain`."""
+    return Explanation(
+        _text(document, "query"),
+        _texts(document, "tokens"),
+        _texts(document, "words"),
+        _count(document, "ef"),
+        _count(document, "depth"),
+        _count(document, "admitted"),
+        _text(document, "searched"),
+        _truth(document, "rescored"),
+        _each(document, "candidates", _candidate),
+        _texts(document, "missing"),
+        _text(document, "bundle"),
+    )
+
+
+def _candidate(document: Any) -> Candidate:
+    return Candidate(
+        _text(document, "id"),
+        _text(document, "phrase"),
+        _number(document, "score"),
+        *_parts(document),
+        _text(document, "source"),
+        _or_null(document, "rank", _count),
+        _or_null(document, "dropped", _text),
+    )
 
 
 def _result(document: Any) -> Result:
@@ -238,22 +297,25 @@ def _matches(document: Any) -> tuple[Match, ...]:
 
 
 def _match(document: Any) -> Match:
-    parts = _field(document, "parts")
-    try:
-        encoder, classifier = _number(parts, "encoder"), _number(parts, "classifier")
-    except _WrongError as wrong:
-        raise wrong.within("parts") from None
+    parts = _parts(document)
     relevance = document.get("relevance")
     return Match(
         _text(document, "id"),
         _text(document, "phrase"),
         _number(document, "score"),
-        encoder,
-        classifier,
+        *parts,
         _text(document, "source"),
         None if relevance is None else _number(document, "relevance"),
         _columns(document),
     )
+
+
+def _parts(document: Any) -> tuple[float, float]:
+    parts = _field(document, "parts")
+    try:
+        return _number(parts, "encoder"), _number(parts, "classifier")
+    except _WrongError as wrong:
+        raise wrong.within("parts") from None
 
 
 def _columns(document: dict[str, Any]) -> dict[str, Any]:
@@ -290,6 +352,32 @@ def _number(document: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _WrongError(name, "is not a number")
     return float(value)
+
+
+def _count(document: Any, name: str) -> int:
+    value = _number(document, name)
+    if not value.is_integer():
+        raise _WrongError(name, "is not a whole number")
+    return int(value)
+
+
+def _truth(document: Any, name: str) -> bool:
+    value = _field(document, name)
+    if not isinstance(value, bool):
+        raise _WrongError(name, "is neither true nor false")
+    return value
+
+
+def _texts(document: Any, name: str) -> tuple[str, ...]:
+    values = _field(document, name)
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise _WrongError(name, "is not a list of texts")
+    return tuple(values)
+
+
+def _or_null(document: Any, name: str, read: Callable[[Any, str], T]) -> T | None:
+    """A field that has to be there, if only to say that there is nothing."""
+    return None if _field(document, name) is None else read(document, name)
 
 
 def _field(document: Any, name: str) -> Any:

@@ -204,7 +204,9 @@ class AsyncClient:
         """See `Client.explain`.
 
         Example:
-            >>> (await client.explain("used red tents", ids=["p81"]))["candidates"]
+            >>> for candidate in (await client.explain("used red tents", ids=["p81"])).candidates:
+            ...     print(candidate.id, candidate.rank, candidate.dropped)
+            p81 None negative keyword: used
         """
         call = calls.explain(query, k, min_score, min_relevance, filter, allow, deny, distinct, ids)
         return await self._run(self._terms.begin(call, timeout))

@@ -18,7 +18,7 @@ from bidmatch.client.exchange import Broken, Budget, Exchange, Late, Outcome, Re
 
 T = TypeVar("T")
 
-# Less than the 5 s after which uvicorn closes an idle connection, so that none is used as it closes.
+# Less than the time after which servers and proxies close an idle connection: none is used as it closes.
 KEEP_IDLE_S = 4.0
 
 
@@ -36,8 +36,9 @@ class Client:
     `Unavailable` and `ConnectionFailed` are those that pass. Before it raises, a call is sent again
 
     - after a 429, when the time that its Retry-After asks for has passed, and a little more by chance;
-    - after a 503 of a worker that stops, and after a connection that failed before the answer began (not
-      `reload`, which is not the same when done twice);
+    - after a 503 of a worker that stops;
+    - after a 503 of a change that could not be stored, and after a connection that failed before the answer
+      began (neither of `reload`, which is not the same when done twice);
 
     at most `retries` times, and only where the wait ends within the call's time.
 
@@ -189,6 +190,8 @@ class Client:
             timeout: most seconds of this call; None takes the client's.
 
         Raises:
+            InvalidRequest: one of them is not as it should be, such as a column that the bundle doesn't have.
+            NotFound: live phrases are off.
             ServiceError: there is no answer. After `DeadlineExceeded` and `ConnectionFailed` they may be
                 there all the same; to put them once more does no harm.
 
@@ -224,6 +227,7 @@ class Client:
 
         Raises:
             NotFound: there is none of this id.
+            Conflict: it is removed.
             ServiceError: there is no answer.
 
         Example:
@@ -241,6 +245,7 @@ class Client:
 
         Raises:
             NotFound: there is none of this id.
+            Conflict: it is removed.
             ServiceError: there is no answer.
 
         Example:
@@ -317,7 +322,9 @@ class Client:
             ServiceError: there is no answer.
 
         Example:
-            >>> client.explain("used red tents", ids=["p81"])["candidates"]
+            >>> for candidate in client.explain("used red tents", ids=["p81"]).candidates:
+            ...     print(candidate.id, candidate.rank, candidate.dropped)
+            p81 None negative keyword: used
         """
         call = calls.explain(query, k, min_score, min_relevance, filter, allow, deny, distinct, ids)
         return self._run(self._terms.begin(call, timeout))

@@ -77,7 +77,7 @@ class NotFound(ServiceError):
 
 
 class Conflict(ServiceError):
-    """409: another reload is running."""
+    """409: another reload is running, or the phrase is removed and would first have to be put again."""
 
 
 class QueueFull(ServiceError):
@@ -89,7 +89,7 @@ class DeadlineExceeded(ServiceError):
 
 
 class Unavailable(ServiceError):
-    """503: the service is starting or stopping."""
+    """503: the service is starting or stopping, takes no more connections, or could not store a change."""
 
 
 class ConnectionFailed(ServiceError):

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 BACKOFF = 0.05
 DEADLINE_HEADER = "X-Request-Timeout-Ms"
-STOPPING = "stopping"
+STOPPING, NOT_STORED = "stopping", "not-stored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,14 +287,11 @@ def seconds_asked_for(outcome: Outcome, repeatable: bool) -> float | None:
         return 0.0 if repeatable and not outcome.answered else None
     if not isinstance(outcome, Reply):
         return None
-    if outcome.status == 429 or (outcome.status == 503 and _stopping(outcome)):
-        # Both are said before any work, so that nothing is done twice.
+    kind = from_response(503, outcome.body, None, "").kind if outcome.status == 503 else None
+    # The first two are said before any work, so that nothing is done twice.
+    if outcome.status == 429 or kind == STOPPING or (kind == NOT_STORED and repeatable):
         return parse_retry_after(outcome.retry_after) or 0.0
     return None
-
-
-def _stopping(reply: Reply) -> bool:
-    return from_response(reply.status, reply.body, None, "").kind == STOPPING
 
 
 def parse_retry_after(value: str | None) -> float | None:

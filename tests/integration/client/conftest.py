@@ -1,37 +1,25 @@
-"""Both clients behind one face, the real service, a server that does as a test says, and one that speaks the
-contract of phrases and administration.
-"""
+"""Both clients behind one face, the real service, and a server that does as a test says."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import socket
 import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
 
 from bidmatch.client import AsyncClient, Client
+from tests.integration.service.ads import Ad, make_ads, write_bundle
+from tests.integration.service.conftest import server, start, tiny_bundle
 
-_place = Path(__file__).parents[1] / "service" / "conftest.py"
-_spec = importlib.util.spec_from_file_location("service_fixtures", _place)
-assert _spec is not None
-assert _spec.loader is not None
-_service_fixtures = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_service_fixtures)
 # pytest finds fixtures as names of a conftest; these are the service tests' own.
-tiny_bundle, start, server = _service_fixtures.tiny_bundle, _service_fixtures.start, _service_fixtures.server
+__all__ = ["server", "start", "tiny_bundle"]
 
 
 class Awaited:
@@ -242,132 +230,63 @@ def scripted() -> Iterator[Callable[..., Scripted]]:
         one.server_close()
 
 
-ADMIN_TOKEN = "admin-token"
-MATCH_KEY = "match-key"
-
-
-def _problem(status: int, kind: str, detail: str, **more: Any) -> Response:
-    document = {"type": f"urn:bidmatch:{kind}", "title": kind, "status": status, "detail": detail, **more}
-    return JSONResponse(document, status, media_type="application/problem+json")
-
-
-def contract_app() -> FastAPI:
-    """The paths of phrases and administration as the API's contract has them, over a dictionary."""
-    app = FastAPI()
-    phrases: dict[str, dict[str, Any]] = {}
-
-    @app.middleware("http")
-    async def keys(request: Request, go_on: Callable[..., Any]) -> Response:
-        key = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if request.url.path != "/match" and key != ADMIN_TOKEN:
-            if key == MATCH_KEY:
-                return _problem(403, "forbidden", "not with this key")
-            return _problem(401, "unauthorized", "no key")
-        answer: Response = await go_on(request)
-        return answer
-
-    @app.post("/match")
-    async def match(request: Request) -> Response:
-        asked = await request.json()
-        unknown = set(asked) - {
-            "query",
-            "k",
-            "min_score",
-            "min_relevance",
-            "filter",
-            "allow",
-            "deny",
-            "distinct",
-        }
-        if unknown:
-            wrong = [{"where": f"body.{name}", "reason": "is unknown"} for name in sorted(unknown)]
-            return _problem(422, "invalid-request", "unknown fields", errors=wrong)
-        return JSONResponse({"matches": [], "bundle": "b1"})
-
-    def now() -> str:
-        return datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-    def change(id: str, state: str | None) -> Response:
-        if id not in phrases:
-            return _problem(404, "not-found", f"there is no phrase {id!r}")
-        if state is not None:
-            phrases[id] |= {"state": state, "changed": now()}
-        return JSONResponse(phrases[id])
-
-    @app.post("/phrases")
-    async def put(request: Request) -> Response:
-        sent = (await request.json())["phrases"]
-        for i, one in enumerate(sent):
-            if not one["text"].strip():
-                wrong = [{"where": f"body.phrases.{i}.text", "reason": "is empty"}]
-                return _problem(422, "invalid-request", "a text is empty", errors=wrong)
-        for one in sent:
-            phrases[one["id"]] = {
-                "id": one["id"],
-                "text": one["text"],
-                "columns": one.get("columns", {}),
-                "state": "active",
-                "source": "live",
-                "changed": now(),
-            }
-        return JSONResponse({"phrases": [phrases[one["id"]] for one in sent]})
-
-    @app.post("/phrases/{id:path}/pause")
-    async def pause(id: str) -> Response:
-        return change(id, "paused")
-
-    @app.post("/phrases/{id:path}/resume")
-    async def resume(id: str) -> Response:
-        return change(id, "active")
-
-    @app.get("/phrases/{id:path}")
-    async def get(id: str) -> Response:
-        return change(id, None)
-
-    @app.delete("/phrases/{id:path}")
-    async def remove(id: str) -> Response:
-        return change(id, "removed")
-
-    @app.post("/admin/reload")
-    async def reload(request: Request) -> Response:
-        bundle = (await request.json()).get("bundle")
-        if bundle == "/damaged":
-            return _problem(422, "bundle-refused", "encoder.onnx: another sha256 than the manifest says")
-        if bundle == "/running":
-            return _problem(409, "reload-running", "another reload is running")
-        return JSONResponse(
-            {"bundle": "b2", "previous": "b1", "phrases": 400, "live_phrases": len(phrases), "seconds": 0.25}
-        )
-
-    @app.post("/admin/explain")
-    async def explain(request: Request) -> Response:
-        asked = await request.json()
-        candidates = [
-            {"id": id, "phrase": "red tents", "score": 1.0, "dropped": "deny"} for id in asked["ids"]
-        ]
-        return JSONResponse(
-            {"query": asked["query"], "tokens": asked["query"].split(), "ef": 100, "candidates": candidates}
-        )
-
-    return app
+ADMIN_TOKEN, MATCH_KEY = "admin-" + "a" * 32, "match-" + "m" * 32
+ADS = [
+    Ad("p0", "red running shoes", {"market": "de", "language": "de", "advertiser": "a1", "bid": 0.5}),
+    Ad("p1", "Red Running Shoes", {"market": "us", "language": "en", "advertiser": "a7", "bid": 1.5}),
+    Ad("p2", "red shoes", {"market": "de", "advertiser": "a7", "bid": 2.5, "match_type": "phrase"}),
+    Ad("p17", "tent", {"market": "de", "language": "de", "advertiser": "a9", "bid": 0.25}),
+    Ad("p18", "cheap tent", {"market": "us", "language": "en", "bid": 0.75, "negative_keywords": ["used"]}),
+    *make_ads(300, seed=1, broad=0.8),
+]
 
 
 @dataclass(frozen=True)
-class Contract:
-    """Where it is, and its keys."""
+class Service:
+    """The real service with live phrases over a bundle of `ADS`.
+
+    Attributes:
+        url: where it is.
+        bundle: what it was started with.
+        other: another bundle, of the same phrases but for the last hundred.
+        live: folder of its live phrases.
+        admin_token: opens everything, where keys are on.
+        match_key: opens `/match` alone, where keys are on.
+    """
 
     url: str
+    bundle: Path
+    other: Path
+    live: Path
     admin_token: str = ADMIN_TOKEN
     match_key: str = MATCH_KEY
 
 
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return write_bundle(folder / "monday", ADS), write_bundle(folder / "tuesday", ADS[:-100])
+
+
 @pytest.fixture(scope="module")
-def contract() -> Iterator[Contract]:
-    """A server of `contract_app`."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    running = uvicorn.Server(uvicorn.Config(contract_app(), log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=running.run, args=([listener],))
-    thread.start()
-    yield Contract(f"http://127.0.0.1:{listener.getsockname()[1]}")
-    running.should_exit = True
-    thread.join(30)
+def without_keys(
+    start: Callable[..., Any], bundles: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    """The service, which asks for no keys."""
+    live = tmp_path_factory.mktemp("live")
+    with start("--bundle", str(bundles[0]), "--live", str(live)) as server:
+        yield Service(server.url, *bundles, live)
+
+
+@pytest.fixture(scope="module")
+def with_keys(
+    start: Callable[..., Any], bundles: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    """The service, which asks for keys. Tests leave it with the bundle that it was started with."""
+    folder = tmp_path_factory.mktemp("keys")
+    (folder / "admin").write_text(f"{ADMIN_TOKEN}\n")
+    (folder / "match").write_text(f"{MATCH_KEY}\n")
+    keys = (f"--admin-keys-file={folder / 'admin'}", f"--api-keys-file={folder / 'match'}")
+    live = folder / "live"
+    with start("--bundle", str(bundles[0]), "--live", str(live), *keys) as server:
+        yield Service(server.url, *bundles, live)

@@ -32,12 +32,6 @@ ENDPOINTS = {
 }
 
 
-def by_contract(text: str) -> bool:
-    return any(
-        word in text for word in ("/phrases", "/admin", "ADMIN_TOKEN", '"filter"', '"deny"', "filter=")
-    )
-
-
 def endpoint(line: str) -> str:
     method = re.search(r"-X (\w+)", line)
     path = re.search(r"localhost:8000(/[\w./]*)", line)
@@ -50,40 +44,48 @@ def test_every_endpoint_has_a_line() -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("keys", ["without_keys", "with_keys"])
 @pytest.mark.parametrize("line", CURLS)
-def test_curl_lines(line: str, server: Any, contract: Any) -> None:
-    url = contract.url if by_contract(line) else server.url
+def test_curl_lines(line: str, keys: str, request: pytest.FixtureRequest) -> None:
+    service = request.getfixturevalue(keys)
     if endpoint(line) != "POST /phrases" and "p81" in line:
-        typed(next(line for line in CURLS if endpoint(line) == "POST /phrases"), contract.url, contract)
-    said = typed(line, url, contract)
-    if line.endswith("/metrics"):
+        typed(next(line for line in CURLS if endpoint(line) == "POST /phrases"), service)
+    if keys == "with_keys" and "/match" in line:
+        # As the page says.
+        line += ' -H "Authorization: Bearer $KEY"'
+    said = typed(line, service)
+    if "/metrics" in line:
         assert "bidmatch_queue_depth" in said
     else:
         answer = json.loads(said)
         assert "detail" not in answer, answer
+        assert ("openapi" in answer) == ("/openapi.json" in line)
 
 
-def typed(line: str, url: str, contract: Any) -> str:
+def typed(line: str, service: Any) -> str:
     """What a shell prints for a line of the page."""
-    environment = os.environ | {"ADMIN_TOKEN": contract.admin_token, "NO_PROXY": "*"}
-    command = line.replace("localhost:8000", url.removeprefix("http://"))
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=environment, timeout=60)
+    keys = {"ADMIN_TOKEN": service.admin_token, "KEY": service.match_key, "NO_PROXY": "*"}
+    command = line.replace("localhost:8000", service.url.removeprefix("http://"))
+    command = command.replace("/bundles/tuesday", str(service.other))
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, env=os.environ | keys, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_python(
-    server: Any, contract: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setenv("ADMIN_TOKEN", contract.admin_token)
+def test_python(without_keys: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setenv("ADMIN_TOKEN", without_keys.admin_token)
     names: dict[str, Any] = {}
+    said = []
     for block in PYTHON:
-        if "filter=" in block:
-            # The client of this block was made by the first one, for the real service.
-            names["client"] = names["Client"](contract.url, api_key=contract.admin_token)
-        url = contract.url if by_contract(block) else server.url
-        exec(compile(block.replace("http://localhost:8000", url), "docs/client.md", "exec"), names)
-    said = capsys.readouterr().out
-    assert "p0 red running shoes" in said
-    assert said.endswith("active\n")
-    assert len(PYTHON) == 5
+        exec(
+            compile(block.replace("http://localhost:8000", without_keys.url), "docs/client.md", "exec"), names
+        )
+        said.append(capsys.readouterr().out)
+    first, awaited, filtered, caught, phrases = said
+    assert first.startswith("p0 red running shoes ") or first.startswith("p1 Red Running Shoes ")
+    assert awaited.startswith("[('p")
+    assert (filtered, caught, phrases) == ("", "", "active\n")
+    assert names["answer"].matches[0].id == "p0"
+    assert len(names["matches"]) == 5

@@ -27,7 +27,12 @@ PHRASE = (
     b'{"id":"p","text":"red tent","columns":{},"state":"active","source":"live",'
     b'"changed":"2024-05-01T10:00:00Z"}'
 )
+EXPLANATION = (
+    b'{"query":"red tent","tokens":[],"words":[],"ef":1,"depth":1,"admitted":1,"searched":"graph",'
+    b'"rescored":false,"candidates":[],"missing":[],"bundle":"b1"}'
+)
 BODIES = {
+    "explain": EXPLANATION,
     "match_many": b'{"results":[{"query":"red tent","matches":[]}],"bundle":"b1"}',
     "put_phrases": b'{"phrases":[' + PHRASE + b"]}",
     **dict.fromkeys(("get_phrase", "pause", "resume", "remove"), PHRASE),
@@ -85,6 +90,17 @@ def test_a_worker_that_stops(connect: Connect, scripted: Callable, steps: Any, n
     assert len(server.seen) == 2
 
 
+def test_a_change_that_was_not_stored(connect: Connect, scripted: Callable, steps: Any) -> None:
+    server = scripted(steps.problem(503, "not-stored", retry_after="1"), steps.reply(body=PHRASE))
+    assert connect(server.url, timeout=20).pause("p").id == "p"
+    first, second = server.seen
+    assert second.at - first.at >= 1
+    server.script.insert(0, steps.problem(503, "not-stored", retry_after="0"))
+    with pytest.raises(api.Unavailable):
+        connect(server.url).reload()
+    assert len(server.seen) == 3
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_connection_that_breaks_before_the_answer(
     connect: Connect, scripted: Callable, steps: Any, name: str
@@ -105,9 +121,9 @@ def test_a_reload_is_not_sent_twice(connect: Connect, scripted: Callable, steps:
 
 
 def test_a_reload_that_was_not_begun_is_sent_again(connect: Connect, scripted: Callable, steps: Any) -> None:
-    done = b'{"bundle":"b2","previous":"b1","phrases":3,"live_phrases":0,"seconds":1}'
+    done = b'{"bundle":"b2","previous":"b1","phrases":3,"live_phrases":0,"agreement":null,"seconds":1}'
     server = scripted(steps.problem(503, "stopping"), steps.reply(body=done))
-    assert connect(server.url).reload() == api.Reload("b2", "b1", 3, 0, 1.0)
+    assert connect(server.url).reload() == api.Reload("b2", "b1", 3, 0, None, 1.0)
     assert [seen.json for seen in server.seen] == [{}, {}]
 
 
@@ -203,12 +219,12 @@ def test_the_deadline_is_told_and_what_is_left_of_it(
 
 
 def test_whose_deadline_is_told(connect: Connect, scripted: Callable, steps: Any) -> None:
-    server = scripted(steps.reply(body=steps.ANSWER[:-1] + b',"results":[]}'))
+    server = scripted(steps.reply(body=steps.ANSWER[:-1] + b',"results":[],' + PHRASE[1:]))
     client = connect(server.url, timeout=10, deadline_ms=7000)
     client.match("red tent")
     client.match_many([], deadline_ms=3000)
     client.match("red tent", deadline_ms=30_000)
-    client.explain("red tent")
+    client.get_phrase("p")
     connect(server.url).match("red tent")
     told = [seen.headers.get("x-request-timeout-ms") for seen in server.seen]
     assert told == ["7000", "3000", "10000", None, None]

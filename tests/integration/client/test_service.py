@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,10 @@ def test_min_score(connect: Connect, server: Any) -> None:
         ({"query": " "}, "body.query"),
         ({"query": "tent", "k": 0}, "body.k"),
         ({"query": "tent", "min_score": 7.0}, "body.min_score"),
+        ({"query": "tent", "min_relevance": 0.5}, "body.min_relevance"),
+        ({"query": "tent", "filter": {"colour": "red"}}, "body.filter.colour"),
+        ({"query": "tent", "deny": [""]}, "body.deny.0"),
+        ({"query": "tent", "deadline_ms": 15_000}, "header.X-Request-Timeout-Ms"),
     ],
 )
 def test_what_it_refuses(connect: Connect, server: Any, arguments: dict[str, Any], where: str) -> None:
@@ -80,8 +85,9 @@ def test_connections_are_kept(connect: Connect, start: Callable) -> None:
         for _ in range(5):
             client.match("tent")
         server.stop()
-        ports = {line.split(" - ")[0].rpartition(":")[2] for line in server.said if "POST /match" in line}
-    assert len(ports) == 1, server.text()
+        lines = [line for line in server.said if "route=/match" in line]
+        ports = {port for line in lines for port in re.findall(r" client=\S+:(\d+)", line)}
+    assert (len(lines), len(ports)) == (5, 1), server.text()
 
 
 def test_a_deadline_that_passed(connect: Connect, start: Callable) -> None:
@@ -99,7 +105,7 @@ def test_more_than_the_queue_holds(start: Callable) -> None:
             calls = (client.match_many(["cheap red tent"] * 8, k=300) for _ in range(24))
             return collections.Counter(map(type, await asyncio.gather(*calls, return_exceptions=True)))
 
-    with start("--threads", "1", "--queue", "8", "--max-queries", "8", "--deadline-ms", "20000") as server:
+    with start("--threads=1", "--queue=8", "--max-queries=8", "--deadline-ms=10000") as server:
         once = asyncio.run(ask(server.url, 0))
         assert set(once) == {api.Answers, api.QueueFull}
         assert asyncio.run(ask(server.url, 500)) == {api.Answers: 24}

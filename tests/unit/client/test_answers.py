@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from bidmatch.client import Answer, Answers, Match, Phrase, ProtocolError, Reload, Result, answers
+from bidmatch.client import (
+    Answer,
+    Answers,
+    Candidate,
+    Explanation,
+    Match,
+    Phrase,
+    ProtocolError,
+    Reload,
+    Result,
+    answers,
+)
 
 MATCH = {
     "id": "p1",
@@ -23,7 +34,30 @@ PHRASE = {
     "source": "live",
     "changed": "2024-05-01T10:00:00.25Z",
 }
-RELOAD = {"bundle": "b2", "previous": "b1", "phrases": 400, "live_phrases": 3, "seconds": 2}
+RELOAD = {
+    "bundle": "b2",
+    "previous": "b1",
+    "phrases": 400,
+    "live_phrases": 3,
+    "agreement": 0.75,
+    "seconds": 2,
+}
+EXPLANATION = {
+    "query": "red tent",
+    "tokens": ["red", "tent"],
+    "words": ["red", "tent"],
+    "ef": 100,
+    "depth": 20,
+    "admitted": 400,
+    "searched": "graph",
+    "rescored": False,
+    "candidates": [
+        MATCH | {"rank": 1, "dropped": None},
+        MATCH | {"rank": None, "dropped": "deny: in the list"},
+    ],
+    "missing": ["p9"],
+    "bundle": "b1",
+}
 ONE = {"matches": [MATCH, MATCH], "bundle": "b1"}
 MANY = {"results": [{"query": "tent", "matches": []}, {"query": "red", "matches": [MATCH]}], "bundle": "b1"}
 
@@ -33,8 +67,11 @@ DOCUMENTS: dict[str, tuple[Any, Any]] = {
     "phrase": (answers.phrase, PHRASE),
     "phrases": (answers.phrases, {"phrases": [PHRASE, PHRASE]}),
     "reload": (answers.reload, RELOAD),
+    "explanation": (answers.explanation, EXPLANATION),
 }
 OPTIONAL = {"relevance", "columns"}
+# They have to be there, if only to say that there is nothing.
+NULLABLE = {"agreement", "rank", "dropped"}
 
 
 def read(name: str, document: object) -> Any:
@@ -95,9 +132,9 @@ def test_a_field_of_another_type_is_named(name: str, path: tuple[Any, ...], valu
     before = DOCUMENTS[name][1]
     for part in path:
         before = before[part]
-    if isinstance(value, type(before)) and path[-1] != "changed":
+    if isinstance(value, type(before)) and path[-1] != "changed" and not isinstance(value, list):
         return
-    if path[-1] in OPTIONAL and value is None:
+    if path[-1] in OPTIONAL | NULLABLE and (value is None or before is None):
         return
     with pytest.raises(ProtocolError) as caught:
         read(name, changed(name, path, lambda inner, last: inner.__setitem__(last, value)))
@@ -134,7 +171,28 @@ def test_phrases() -> None:
 
 
 def test_a_reload() -> None:
-    assert read("reload", RELOAD) == Reload("b2", "b1", 400, 3, 2.0)
+    assert read("reload", RELOAD) == Reload("b2", "b1", 400, 3, 0.75, 2.0)
+    assert read("reload", RELOAD | {"agreement": None}).agreement is None
+    for number in (2.5, float("nan"), float("inf")):
+        with pytest.raises(ProtocolError, match="phrases is not a whole number"):
+            read("reload", RELOAD | {"phrases": number})
+
+
+def test_an_explanation() -> None:
+    matched = Candidate("p1", "red tent", 1.5, 1.0, 0.5, "index", 1, None)
+    dropped = Candidate("p1", "red tent", 1.5, 1.0, 0.5, "index", None, "deny: in the list")
+    words = ("red", "tent")
+    assert read("explanation", EXPLANATION) == Explanation(
+        "red tent", words, words, 100, 20, 400, "graph", False, (matched, dropped), ("p9",), "b1"
+    )
+
+
+@pytest.mark.parametrize("name", ["rank", "dropped"])
+@pytest.mark.parametrize("value", [True, [[]], {"a": 1}], ids=repr)
+def test_what_became_of_a_candidate_is_a_place_or_a_rule(name: str, value: object) -> None:
+    candidate = MATCH | {"rank": None, "dropped": None, name: value}
+    with pytest.raises(ProtocolError, match=rf"candidates\[0\]\.{name} is not a"):
+        read("explanation", EXPLANATION | {"candidates": [candidate]})
 
 
 def test_answers_are_immutable_and_can_be_kept_in_sets() -> None:
