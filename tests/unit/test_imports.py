@@ -181,7 +181,7 @@ def test_the_front_door_imports_no_stage() -> None:
 
 @pytest.mark.parametrize("package", ["trainer", "export", "bidmatch.commands"])
 def test_packages_that_import_nothing(package: str) -> None:
-    assert imports(package) == ()
+    assert [one.module for one in imports(package) if one.module not in sys.stdlib_module_names] == []
 
 
 @dataclass(frozen=True)
