@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _NO_ROWS = np.empty(0, np.int64)
 _NO_BITS = np.empty(0, np.uint8)
+_NOTHING = np.empty(0, np.float32)
 # How much deeper a search goes at a time where phrases of one text took each other's places.
 _DEEPER = 4
 
@@ -48,7 +49,7 @@ class Search:
         self._view = View(0, _NO_BITS, None) if live is None else live.view
         self._off = self._view.bundle_off
         honour = engine.settings.honour_match_types
-        live_words = self._view.limit > 0
+        live_words = live is not None and self._view.limit > 0 and live.reads_words
         self._words: list[list[str]] | None = None
         if honour and (len(engine.runs) or len(engine.negatives) or live_words):
             self._words = [words(key) for key in queries.keys]
@@ -84,10 +85,10 @@ class Search:
     def _by_search(self, depth: int) -> tuple[Pairs, np.ndarray]:
         """What the bundle's index and the live graph give, and what the others may score at most, by query.
 
-        That is float32 (n,), -inf where there are no others that could be returned.
+        That is float32 (n,), -inf where there are no others that could be returned; empty unless it matters,
+        for answers of distinct texts.
         """
         engine, options, vectors = self._engine, self._options, self._vectors
-        kept = depth if options.distinct else options.k
         rows, encoder, classifier = engine.index.search(
             vectors.narrow,
             depth,
@@ -96,44 +97,44 @@ class Search:
             off=self._off,
             denied=self._denied,
         )
-        full = (rows[:, -1] >= 0) & (rows.shape[1] == depth) & (depth < len(engine))
+        ours, limit = rows.shape[1], self._view.limit
+        if self.live is not None and limit:
+            allowed, denied = self._live_scope
+            live = self.live.search(
+                vectors.narrow,
+                min(depth, limit),
+                engine.index.width(engine.settings.ef),
+                self._view,
+                allowed=allowed,
+                denied=denied,
+            )
+            live_rows = np.where(live.rows < 0, -1, live.rows + len(engine))
+            rows = np.concatenate([rows, live_rows], axis=1)
+            encoder = np.concatenate([encoder, live.encoder], axis=1)
+            classifier = np.concatenate([classifier, live.classifier], axis=1)
         if engine.rescores:
             encoder, classifier = self._rescored(rows)
-        unseen = self._unseen(full, encoder, classifier)
-        pairs = found_pairs(rows, encoder, classifier, kept, options.min_score)
-        limit = self._view.limit
-        if self.live is None or not limit:
-            return pairs, unseen
-        allowed, denied = self._live_scope
-        live = self.live.search(
-            vectors.narrow,
-            min(depth, limit),
-            engine.index.width(engine.settings.ef),
-            self._view,
-            allowed=allowed,
-            denied=denied,
-        )
-        live_rows = np.where(live.rows < 0, -1, live.rows + len(engine))
-        encoder, classifier = live.encoder, live.classifier
-        if engine.rescores:
-            encoder, classifier = self._rescored(live_rows)
-        full = (live_rows[:, -1] >= 0) & (depth < limit)
-        unseen = np.maximum(unseen, self._unseen(full, encoder, classifier))
-        more = found_pairs(live_rows, encoder, classifier, kept, options.min_score)
-        return both(pairs, more), unseen
+        if not options.distinct:
+            return found_pairs(rows, encoder, classifier, options.k, options.min_score), _NOTHING
+        scores = encoder + classifier
+        unseen = self._unseen(rows[:, :ours], scores[:, :ours], ours == depth < len(engine))
+        if limit:
+            unseen = np.maximum(unseen, self._unseen(rows[:, ours:], scores[:, ours:], depth < limit))
+        return found_pairs(rows, encoder, classifier, rows.shape[1], options.min_score), unseen
 
-    def _unseen(self, full: np.ndarray, encoder: np.ndarray, classifier: np.ndarray) -> np.ndarray:
-        """What may be expected of phrases beyond those found: no more than the least of these.
+    def _unseen(self, rows: np.ndarray, scores: np.ndarray, more: bool) -> np.ndarray:
+        """What phrases beyond those found may score: no more than the least of these.
 
         Args:
-            full: bool (n,), whether there may be more.
-            encoder: float32 (n, c), one part of the scores of those found.
-            classifier: float32 (n, c), the other part.
+            rows: int64 (n, c), those found, -1 for none.
+            scores: float32 (n, c), theirs.
+            more: whether there are others at all.
         """
-        least = (encoder + classifier).min(axis=1)
+        least = scores.min(axis=1)
+        some = (rows[:, -1] >= 0) & more
         if self._options.min_score is not None:
-            full = full & (least >= self._options.min_score)
-        return np.where(full, least, -np.inf)
+            some &= least >= self._options.min_score
+        return np.where(some, least, -np.inf)
 
     def recall(self) -> tuple[int, int]:
         """See `index_recall`."""
@@ -230,9 +231,14 @@ class Search:
     def _denied_rows(
         self, blocked: Callable[[list[str]], np.ndarray] | None, always: np.ndarray
     ) -> Denied | None:
-        parts = [always] * len(self._keys)
-        if blocked is not None and self._words is not None:
-            parts = [np.union1d(always, blocked(spoken)).astype(np.int32) for spoken in self._words]
+        if blocked is None or self._words is None:
+            if not len(always):
+                return None
+            parts = [always] * len(self._keys)
+        else:
+            parts = [blocked(spoken) for spoken in self._words]
+            if len(always):
+                parts = [np.union1d(always, part).astype(np.int32) for part in parts]
         offsets = np.zeros(len(parts) + 1, np.int64)
         np.cumsum([len(part) for part in parts], out=offsets[1:])
         return Denied(offsets, np.concatenate(parts)) if offsets[-1] else None
@@ -250,11 +256,7 @@ class Search:
             listed[live.rows_of(options.allow, self._view)] = True
             allowed = listed if allowed is None else listed & allowed
         denied = np.sort(live.rows_of(options.deny, self._view)).astype(np.int32)
-        blocked = (
-            live.negatives.blocked
-            if len(live.negatives) and self._engine.settings.honour_match_types
-            else None
-        )
+        blocked = live.negatives.blocked if self._words is not None and live.negatives.some else None
         bits = None if allowed is None else np.packbits(allowed, bitorder="little")
         return bits, self._denied_rows(blocked, denied)
 

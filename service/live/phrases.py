@@ -29,6 +29,7 @@ from service.rules.negatives import NEGATIVE_KEYWORDS, GrowingNegatives
 
 _M, _EF_CONSTRUCTION, _SEED = 16, 100, 100
 _LEAST_ROWS = 1024
+_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,11 @@ class LivePhrases:
         """Rows that no search returns any more."""
         return self.view.limit - self.active
 
+    @property
+    def reads_words(self) -> bool:
+        """Whether a query's words matter: some phrase has negative keywords, or was bought as `phrase`."""
+        return self.negatives.some or bool(len(self._runs))
+
     def link(self, most: int) -> int:
         """Put up to so many rows into the graph; returns how many."""
         return self._graph.link(most)
@@ -293,8 +299,6 @@ class LivePhrases:
 
     def same_key(self, keys: Sequence[str], view: View) -> tuple[np.ndarray, np.ndarray]:
         """The rows whose key equals a query's: positions in `keys`, rows; int64 (m,) each."""
-        if not self._by_key:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
         pairs = [(at, row) for at, one in enumerate(keys) if one for row in self._by_key.get(one, ())]
         return self._on(pairs, view)
 
@@ -304,6 +308,8 @@ class LivePhrases:
         return self._on(list(zip(positions.tolist(), rows.tolist(), strict=True)), view)
 
     def _on(self, pairs: list[tuple[int, int]], view: View) -> tuple[np.ndarray, np.ndarray]:
+        if not pairs:
+            return _NO_ROWS, _NO_ROWS
         kept = [(at, row) for at, row in pairs if row < view.limit and not view.is_off(row)]
         columns = np.array(kept, np.int64).reshape(-1, 2)
         return columns[:, 0], columns[:, 1]

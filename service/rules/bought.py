@@ -108,6 +108,10 @@ class GrowingRuns:
         self._longest = 0
         self._extending = threading.Lock()
 
+    def __len__(self) -> int:
+        """Different runs of words."""
+        return len(self._rows)
+
     def extend(self, texts: Sequence[str], rows: Sequence[int]) -> None:
         """Add phrases of match type `phrase`.
 

@@ -252,6 +252,11 @@ class GrowingNegatives:
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def some(self) -> bool:
+        """Whether there is any keyword."""
+        return bool(self._words)
+
     def extend(self, values: Sequence[str | Sequence[str | None] | None]) -> None:
         """Add rows at the end.
 
