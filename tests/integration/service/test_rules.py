@@ -157,8 +157,8 @@ def test_recall_under_all_rules(bought: Path, broad: Path, live: bool) -> None:
         rng = np.random.default_rng(30)
         queries = make_queries(plain.ads, 600, 30)
         hit = total = 0
-        for start in range(0, len(queries), TOGETHER):
-            some = queries[start : start + TOGETHER]
+        for start in range(0, len(queries), 20):
+            some = queries[start : start + 20]
             asked = drawn(rng, [ad.id for ad in plain.ads])
             scope = plain.scope(asked)
             vectors = engine.encoder.encode(some).narrow
