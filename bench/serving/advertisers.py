@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
@@ -129,26 +128,36 @@ class Faults:
 
 
 class Gate:
-    """Where clients wait while they are counted."""
+    """Where clients wait while they are looked at.
 
-    def __init__(self) -> None:
+    Args:
+        clients: how many there are.
+    """
+
+    def __init__(self, clients: int) -> None:
         self._changed = threading.Condition()
         self._open = True
-        self.waiting = 0
+        self._clients, self._waiting = clients, 0
 
     def go_through(self) -> None:
         """Wait until it is open."""
         with self._changed:
-            self.waiting += 1
+            self._waiting += 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._open)
-            self.waiting -= 1
+            self._waiting -= 1
 
-    def close_and_wait(self, clients: int, timeout: float) -> bool:
+    def leave(self) -> None:
+        """One client never comes again."""
+        with self._changed:
+            self._clients -= 1
+            self._changed.notify_all()
+
+    def close_and_wait(self, timeout: float) -> bool:
         """Close it; whether all came before the timeout, in seconds."""
         with self._changed:
             self._open = False
-            return self._changed.wait_for(lambda: self.waiting >= clients, timeout)
+            return self._changed.wait_for(lambda: self._waiting >= self._clients, timeout)
 
     def open(self) -> None:
         """Let all go on."""
@@ -236,8 +245,7 @@ class Client:
             self._faults.add("broken clients", repr(failure))
             raise
         finally:
-            with suppress(Exception):
-                self._gate.go_through()
+            self._gate.leave()
 
     def _call(self, kind: str, method: str, path: str, body: Any = None) -> Any:
         started = time.monotonic()
@@ -252,10 +260,10 @@ class Client:
         return self._rng.choice(self._ids, self._rng.integers(1, most + 1), replace=False).tolist()
 
     def _text(self) -> str:
-        return self._texts[self._rng.integers(len(self._texts))]
+        return self._texts[int(self._rng.integers(len(self._texts)))]
 
     def _put(self) -> None:
-        phrases = [
+        phrases: list[dict[str, Any]] = [
             {"id": id, "text": self._text(), "columns": columns_of(self._rng, self._words)}
             for id in self._some_ids(4)
         ]
@@ -382,7 +390,7 @@ class Crowd:
         try:
             for _ in range(looks):
                 over.wait(seconds / looks)
-                if not self.gate.close_and_wait(len(self.clients), 60):
+                if not self.gate.close_and_wait(60):
                     self.faults.add("errors", "a client does not come to an end")
                 look()
                 self.gate.open()

@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 import pytest
 
+from bench.serving.crowd import crowd
 from bidmatch.base.text import key
 from export.bundle.read import open_bundle
 from service.answers import answer_each
@@ -19,7 +20,7 @@ from service.engine import EngineSettings
 from service.live.store import LiveStore, PhraseRecord
 from service.options import MatchOptions
 from service.serving import Serving
-from tests.integration.service.ads import make_ads, meanwhile, write_bundle
+from tests.integration.service.ads import Ad, make_ads, make_queries, meanwhile, write_bundle
 
 EVERY = 100_000
 
@@ -150,3 +151,22 @@ def test_an_answer_made_while_the_rows_are_numbered_anew(bundle: Path, store: Li
             phrase == f"tent {id}" for id, phrase in zip(ids, texts, strict=True) if id.startswith("n")
         )
         assert [fragment.id for fragment in engine.fragments(found)] == ids
+
+
+def test_clients_that_change_search_and_filter_at_once(tmp_path: Path) -> None:
+    """Each finds of its own phrases all that are active and nothing else; recall is that of exact search."""
+    ads = []
+    for at, ad in enumerate(make_ads(600, seed=9, broad=1.0)):
+        kind = ("broad", "exact", "phrase")[at % 3]
+        columns = {"market": ad.columns["market"], "bid": ad.columns["bid"] or 1.0, "match_type": kind}
+        ads.append(Ad(ad.id, ad.text, columns | {"negative_keywords": ad.negatives}))
+    queries = make_queries(ads, 400, 10)
+    visible = [query for query in queries if key(query)]
+    bundle = write_bundle(tmp_path / "bundle", ads)
+    met = crowd(bundle, visible[:200], visible, tmp_path, clients=6, seconds=5, workers=2, looks=2)
+    faults = ("errors", "lost_phrases", "ghost_phrases", "phrases_twice", "wrong_answers", "wrong_states")
+    assert {name: met[name] for name in faults} == dict.fromkeys(faults, 0)
+    assert met["broken_clients"] == 0
+    assert met["recall_least"] >= 0.98
+    assert min(met["done"].values()) > 0
+    assert met["done"]["searches of their own"] > 100
