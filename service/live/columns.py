@@ -93,5 +93,7 @@ def _convert(value: Any, kind: pa.DataType) -> Any:
     if types.is_timestamp(kind) or types.is_date(kind):
         if not isinstance(value, str):
             raise ValueError("must be a time such as 2026-01-31T12:00:00Z")
-        return date.fromisoformat(value) if types.is_date(kind) else datetime.fromisoformat(value)
+        moment = date.fromisoformat(value) if types.is_date(kind) else datetime.fromisoformat(value)
+        pa.scalar(moment, kind)  # of years that fit the unit
+        return moment
     raise ValueError(f"columns of type {kind} can't be set")
