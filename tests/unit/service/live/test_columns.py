@@ -11,7 +11,8 @@ TYPES = [
     pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string()), pa.bool_(), pa.int8(), pa.uint8(),
     pa.int64(), pa.uint64(), pa.float32(), pa.float64(), pa.date32(), pa.date64(), pa.timestamp("s"),
     pa.timestamp("ms", "UTC"), pa.timestamp("ns"), pa.timestamp("ns", "UTC"), pa.list_(pa.string()),
-    pa.list_(pa.int8()), pa.large_list(pa.timestamp("ns")), pa.list_(pa.date32()), pa.null(), pa.struct([("x", pa.int8())]),
+    pa.list_(pa.int8()), pa.large_list(pa.timestamp("ns")), pa.list_(pa.date32()), pa.null(),
+    pa.struct([("x", pa.int8())]),
 ]  # fmt: skip
 TIMES = [
     "0001-01-01T00:00:00", "9999-12-31T23:59:59.999999", "0001-01-01T00:00:00+14:00", "2024-01-31",
