@@ -98,7 +98,7 @@ def explain(
         "query": key,
         "tokens": engine.encoder.tokens(key) if key else [],
         "words": spoken,
-        "ef": width,
+        "ef": engine.index.width(engine.settings.ef, scope.searched),
         "depth": depth,
         "admitted": len(engine) if scope.searched is None else scope.searched.count,
         "searched": "comparison" if engine.index.compares(scope.searched, max(depth, width)) else "graph",

@@ -21,6 +21,9 @@ _LISTED_SHARE = 5
 # A graph search that admits n of L rows compares about 30 * ef * L / n vectors in random order, a scan of the
 # list n, each at about two thirds of the cost.
 _COMPARED = 45
+# Where rows are left out, those that are near each other are farther apart in the graph: a search that admits
+# a share of the rows is wider by its inverse, up to so many times.
+_WIDER = 2
 
 
 def exact_topk(queries: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -226,7 +229,7 @@ class PhraseIndex:
         found = self._graph.search(
             self._checked(vectors, k),
             min(k, self.count),
-            self.width(ef),
+            self.width(ef, admitted),
             allowed=None if admitted is None else admitted.bits,
             admitted=self.count if admitted is None else admitted.count,
             off=off,
@@ -256,9 +259,12 @@ class PhraseIndex:
         )
         return Found(*found)
 
-    def width(self, ef: int | None) -> int:
+    def width(self, ef: int | None, admitted: Admitted | None = None) -> int:
         """The ef that a search runs with which asks for `ef`, unless it asks for more phrases than that."""
-        return min(max(self.ef, ef or 0), self.count)
+        width = max(self.ef, ef or 0)
+        if admitted is not None:
+            width = int(width * min(_WIDER, self.count / max(1, admitted.count)))
+        return min(width, self.count)
 
     def compares(self, admitted: Admitted | None, ef: int) -> bool:
         """Whether a search of this width compares all admitted rows, for they are few."""
