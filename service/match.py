@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from service.answers import Answer, answer_each, total
 from service.batcher import Batcher, ClosedError, DeadlineError, Job, QueueFullError
 from service.cache import Kept
 from service.canary import Canary
-from service.engine import NO_CALIBRATION
+from service.engine import NO_CALIBRATION, Engine
 from service.logs import AccessLog, current_request, request_id
 from service.matches import Timings
 from service.options import MatchOptions
@@ -34,6 +35,7 @@ from service.traces import Traces
 CLIENT_LEFT = 499
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 _ROUTE = "/match"
+_USUAL_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Matcher:
         self._deadline = settings.deadline_ms / 1000
         self.batcher: Batcher[Pinned, Answer] = Batcher(
             self._run,
-            threads=settings.batches_at_once,
+            threads=settings.batches_at_once(_query_seconds(serving.current.engine)),
             batch=self._batch,
             queue=settings.queue,
             queue_bytes=settings.queue_kb * 1000,
@@ -297,6 +299,14 @@ class Matcher:
         finally:
             if client is not None:
                 client.on_lost = None
+
+
+def _query_seconds(engine: Engine) -> float:
+    """Seconds that encoding a query of usual length takes in a batch; infinite where not measured."""
+    cost = engine.cost
+    if cost is None:
+        return math.inf
+    return cost.seconds(cost.best_batch, _USUAL_TOKENS) / cost.best_batch
 
 
 def _headers(body: bytes, steps: Timings, started: float, *, hit: bool) -> list[tuple[bytes, bytes]]:

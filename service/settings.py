@@ -11,6 +11,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.engine import EngineSettings
 
+# A query that is encoded in less leaves the most of its time to Python.
+_CHEAP_S = 0.3e-3
+
 
 def usable_cpus() -> int:
     """Processors this process may run on."""
@@ -33,7 +36,8 @@ class Settings(BaseSettings):
         None,
         ge=1,
         le=1024,
-        description="batches that a worker works on at once; if not given, the processors, shared out",
+        description="batches a worker works on at once; if not given, its share of the processors, or 1 where "
+        "encoding costs little",
     )
     encoder_threads: int = Field(1, ge=1, le=1024, description="threads of one encoder call")
     provider: Literal["auto", "cpu", "cuda"] = Field(
@@ -141,10 +145,18 @@ class Settings(BaseSettings):
             )
         return self
 
-    @property
-    def batches_at_once(self) -> int:
-        """Batches that one worker works on at once."""
-        return self.threads or max(1, usable_cpus() // (self.workers * self.encoder_threads))
+    def batches_at_once(self, query_seconds: float) -> int:
+        """Batches that one worker works on at once.
+
+        Args:
+            query_seconds: of encoding a query. Where that is next to nothing Python is the cost, for which
+                the threads of a process take turns, and each turn costs: then one does more than several.
+        """
+        if self.threads is not None:
+            return self.threads
+        if query_seconds < _CHEAP_S:
+            return 1
+        return max(1, usable_cpus() // (self.workers * self.encoder_threads))
 
     def engine(self) -> EngineSettings:
         """The part that concerns the engine."""

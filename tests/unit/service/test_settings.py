@@ -68,11 +68,14 @@ def test_it_is_open_to_this_machine_alone_unless_told_otherwise() -> None:
 
 def test_processors_are_shared_out_among_workers_and_encoder_threads() -> None:
     cpus = usable_cpus()
-    assert settings().batches_at_once == cpus
-    assert settings(workers=cpus).batches_at_once == 1
-    assert settings(workers=256, encoder_threads=2).batches_at_once == 1
-    assert settings(encoder_threads=cpus).batches_at_once == 1
-    assert settings(workers=256, threads=3).batches_at_once == 3
+    assert settings().batches_at_once(1e-3) == cpus
+    assert settings(workers=cpus).batches_at_once(1e-3) == 1
+    assert settings(workers=256, encoder_threads=2).batches_at_once(1e-3) == 1
+    assert settings(encoder_threads=cpus).batches_at_once(1e-3) == 1
+    assert settings(workers=256, threads=3).batches_at_once(1e-3) == 3
+    # Threads that have next to nothing to encode only take turns.
+    assert settings().batches_at_once(1e-5) == 1
+    assert settings(threads=3).batches_at_once(1e-5) == 3
 
 
 def test_every_setting_is_said_and_described() -> None:
