@@ -32,7 +32,7 @@ from bidmatch.base.text import key
 from service.engine import Engine
 from service.live.sync import encode_phrases
 
-LOOKS, LOOK_QUERIES, DEPTH = 6, 60, 100
+LOOKS, LOOK_QUERIES, DEPTHS = 6, 60, (10, 100)
 
 
 def metric(server: Server, name: str) -> float:
@@ -120,14 +120,17 @@ class Reference:
 
     def compare(
         self, server: Server, changed: Sequence[Bid], queries: Sequence[str], faults: Faults
-    ) -> tuple[int, int]:
-        """How many of the best phrases the server finds, and how many there are.
+    ) -> np.ndarray:
+        """Of the best phrases, how many the server finds and how many there are.
 
         Args:
             server: what is asked.
             changed: the latest state of all phrases that may have been changed.
             queries: what is asked.
             faults: gets answers that have too few matches, or others than are allowed.
+
+        Returns:
+            int64 (2, 2), a row for each of `DEPTHS`.
         """
         on = np.ones(len(self.bids), bool)
         for bid in changed:
@@ -140,34 +143,34 @@ class Reference:
         texts = self._of_texts([bid.text for bid in live])
         vectors = np.concatenate([np.asarray(self.engine.bundle.vectors), texts])
         rules, rng = Rules(live), np.random.default_rng(len(live))
-        found = total = 0
+        counts = np.zeros((len(DEPTHS), 2), np.int64)
         for query, vector in zip(queries, self.engine.encoder.encode(queries).narrow, strict=True):
-            body: dict[str, Any] = {"query": query, "k": DEPTH}
-            if rng.random() < 0.5:
-                body["filter"] = filter_of(rng)
-            status, content, _ = call(server, "POST", "/match", body)
-            if status != 200:
-                faults.add("errors", f"POST /match: {status} {content[:300]!r}")
-                continue
-            parts = [one.kept(query, body.get("filter", {})) for one in (self._rules, rules)]
+            chosen = filter_of(rng) if rng.random() < 0.5 else {}
+            parts = [one.kept(query, chosen) for one in (self._rules, rules)]
             kept, exact = (np.concatenate(both) for both in zip(*parts, strict=True))
+            kept &= on
             scores = vectors @ vector
-            rows = np.flatnonzero(kept & on)
-            best = rows[np.lexsort((-scores[rows], ~exact[rows]))][:DEPTH]
-            answered = [match["id"] for match in orjson.loads(content)["matches"]]
-            places = [place.get(id, -1) for id in answered]
-            for id, at in zip(answered, places, strict=True):
-                if at < 0 or not kept[at]:
-                    faults.add("ghost phrases", f"{id} for {query!r} {body.get('filter')}")
-            if len(answered) < len(best):
-                faults.add(
-                    "lost phrases", f"{len(answered)} of {len(best)} for {query!r} {body.get('filter')}"
-                )
-            # Of equal scores any will do.
-            last = scores[best[-1]] - 1e-5 if len(best) else 0.0
-            good = sum(at >= 0 and bool(exact[at] or scores[at] >= last) for at in places)
-            found, total = found + min(len(best), good), total + len(best)
-        return found, total
+            rows = np.flatnonzero(kept)
+            ordered = rows[np.lexsort((-scores[rows], ~exact[rows]))]
+            for at, depth in enumerate(DEPTHS):
+                body = {"query": query, "k": depth} | ({"filter": chosen} if chosen else {})
+                status, content, _ = call(server, "POST", "/match", body)
+                if status != 200:
+                    faults.add("errors", f"POST /match: {status} {content[:300]!r}")
+                    continue
+                best = ordered[:depth]
+                answered = [match["id"] for match in orjson.loads(content)["matches"]]
+                places = [place.get(id, -1) for id in answered]
+                for id, row in zip(answered, places, strict=True):
+                    if row < 0 or not kept[row]:
+                        faults.add("ghost phrases", f"{id} for {query!r} {chosen}")
+                if len(answered) < len(best):
+                    faults.add("lost phrases", f"{len(answered)} of {len(best)} for {query!r} {chosen}")
+                # Of equal scores any will do.
+                last = scores[best[-1]] - 1e-5 if len(best) else 0.0
+                good = sum(row >= 0 and bool(exact[row] or scores[row] >= last) for row in places)
+                counts[at] += min(len(best), good), len(best)
+        return counts
 
 
 def crowd(
@@ -196,7 +199,7 @@ def crowd(
     reference = Reference(bundle)
     faults, gate = Faults(), Gate(clients)
     flags = flags_for(serve_options(), live=scratch / "crowd", workers=workers, canary=0)
-    recalls: list[tuple[int, int]] = []
+    counts: list[np.ndarray] = []
     with bidmatch("crowd", bundle, scratch, flags) as server:
         own = [reference.bids[n * OWN_OF_BUNDLE : (n + 1) * OWN_OF_BUNDLE] for n in range(clients)]
         everybody = Crowd(
@@ -207,13 +210,13 @@ def crowd(
             if workers > 1:
                 time.sleep(1.5)  # what one worker acknowledged is in the others within a second
             changed = [bid for client in everybody.clients for bid in client.bids.values()]
-            start = len(recalls) * LOOK_QUERIES
-            met = reference.compare(server, changed, queries[start : start + LOOK_QUERIES], faults)
-            recalls.append(met)
-            say(
-                f"look {len(recalls)} of {looks}: recall@{DEPTH} {met[0] / met[1]:.4f}, "
-                f"faults: {dict(faults.counts)}"
+            start = len(counts) * LOOK_QUERIES
+            counts.append(reference.compare(server, changed, queries[start : start + LOOK_QUERIES], faults))
+            recalls = ", ".join(
+                f"recall@{depth} {found / total:.4f}"
+                for depth, (found, total) in zip(DEPTHS, counts[-1].tolist(), strict=True)
             )
+            say(f"look {len(counts)} of {looks}: {recalls}, faults: {dict(faults.counts)}")
 
         everybody.run(seconds, looks, look)
         for client in everybody.clients:
@@ -224,12 +227,14 @@ def crowd(
         kind: np.concatenate([client.seconds[kind] for client in everybody.clients]) * 1e3
         for kind in ("search", "change")
     }
+    summed = np.sum(counts, axis=0)
+    shares = (summed[:, 0] / summed[:, 1]).tolist()
     kinds = ("errors", "lost phrases", "ghost phrases", "phrases twice", "wrong answers", "wrong states")
     return {
         **{kind.replace(" ", "_"): faults.counts[kind] for kind in (*kinds, "broken clients")},
-        "recall": sum(hit for hit, _ in recalls) / sum(of for _, of in recalls),
-        "recall_least": min(hit / of for hit, of in recalls),
-        "recall_queries": LOOK_QUERIES * len(recalls),
+        **{f"recall_{depth}": shares[at] for at, depth in enumerate(DEPTHS)},
+        "recall_least": min(found / total for (found, total), _ in counts),
+        "recall_queries": LOOK_QUERIES * len(counts),
         "live_at_last": live,
         "done": dict(done),
         **{

@@ -168,5 +168,6 @@ def test_clients_that_change_search_and_filter_at_once(tmp_path: Path) -> None:
     assert {name: met[name] for name in faults} == dict.fromkeys(faults, 0)
     assert met["broken_clients"] == 0
     assert met["recall_least"] >= 0.98
+    assert met["recall_100"] >= 0.98
     assert min(met["done"].values()) > 0
     assert met["done"]["searches of their own"] > 100
