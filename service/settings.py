@@ -36,7 +36,7 @@ class Settings(BaseSettings):
         None,
         ge=1,
         le=1024,
-        description="batches a worker works on at once; if not given, its share of the processors, or 1 where "
+        description="batches a worker works on at once; if not given, its share of the processors, 1 where "
         "encoding costs little",
     )
     encoder_threads: int = Field(1, ge=1, le=1024, description="threads of one encoder call")
