@@ -303,7 +303,6 @@ def test_nothing_that_is_sent_breaks_it(
                 assert len(content) < 20_000, what
         with requests.Session() as session:
             check_soundness(session, address)
-        print(statuses)
         for kind, counts in statuses.items():
             assert counts[200] > 0.03 * sum(counts.values()), (kind, counts)
             assert sum(counts[status] for status in (400, 404, 409, 415, 422)) > 0, (kind, counts)
