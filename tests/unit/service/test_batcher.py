@@ -248,6 +248,36 @@ def test_a_client_is_told_to_come_back_when_what_waits_is_likely_to_be_done(thre
     play(scene)
 
 
+def test_who_would_wait_most_of_its_time_is_refused_at_once() -> None:
+    def slow(queries: list[str], _options: list[int]) -> list[str]:
+        if queries == ["slow"]:
+            time.sleep(0.4)
+        assert go.wait(10)
+        return queries
+
+    async def scene() -> None:
+        batches = batcher(slow, queue=500, queue_bytes=10_000)
+        await ask(batches, ["slow"])
+        go.clear()
+        held = batches.submit(["held"], 1, 30.0)
+        await until(lambda: batches.depth == 0)
+        # Nobody waits, so whatever was measured tells nothing against the first.
+        first = batches.submit(["x"] * 100, 1, 3.0)
+        # 0.04 seconds a query at least, a tenth of what was measured: there are some 4 to wait for.
+        with pytest.raises(QueueFullError) as full:
+            batches.submit(["hurried"], 1, 3.0)
+        assert full.value.retry_after >= 4
+        patient = batches.submit(["patient"], 1, 1000.0)
+        go.set()
+        await asyncio.gather(held.answer, first.answer, patient.answer)
+        # Idle again, it takes who is in a hurry.
+        assert await ask(batches, ["hurried"], within=3.0) == ["hurried"]
+
+    go = threading.Event()
+    go.set()
+    play(scene)
+
+
 def test_a_request_past_its_deadline_is_given_up_and_never_worked_on() -> None:
     async def scene() -> None:
         work = Work()
