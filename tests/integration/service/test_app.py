@@ -397,7 +397,9 @@ def test_requests_are_known_by_an_id(application: Callable, tiny_bundle: Path) -
 def test_many_requests_at_once_of_all_kinds(
     application: Callable, tiny_bundle: Path, tmp_path: Path, threads: int
 ) -> None:
-    service = application(tiny_bundle, live=tmp_path, threads=threads)
+    # So long that no machine is so slow that some are refused.
+    patience = {"deadline_ms": 60_000, "max_deadline_ms": 60_000}
+    service = application(tiny_bundle, live=tmp_path, threads=threads, **patience)
 
     async def scene() -> None:
         async with service.client() as http:
