@@ -33,6 +33,8 @@ from service.engine import Engine
 from service.live.sync import encode_phrases
 
 LOOKS, LOOK_QUERIES, DEPTHS = 6, 60, (10, 100)
+# The clients ask as fast as they can, on the processors that the server works on.
+DEADLINE_MS = 5_000
 
 
 def metric(server: Server, name: str) -> float:
@@ -198,7 +200,8 @@ def crowd(
     """
     reference = Reference(bundle)
     faults, gate = Faults(), Gate(clients)
-    flags = flags_for(serve_options(), live=scratch / "crowd", workers=workers, canary=0)
+    settings = {"live": scratch / "crowd", "workers": workers, "canary": 0, "deadline_ms": DEADLINE_MS}
+    flags = flags_for(serve_options(), **settings)
     counts: list[np.ndarray] = []
     with bidmatch("crowd", bundle, scratch, flags) as server:
         own = [reference.bids[n * OWN_OF_BUNDLE : (n + 1) * OWN_OF_BUNDLE] for n in range(clients)]
