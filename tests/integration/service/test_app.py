@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.security import KeyRing
 
 MATCH = {"query": "red tent", "k": 3}
+WORDS = ["red", "blue", "green", "running", "hiking", "shoes", "boots", "socks", "tent", "cheap", "women", "men"]
 
 
 def sample(metrics: Response, name: str, **labels: str) -> float:
@@ -265,6 +267,61 @@ def test_a_phrase_comes_pauses_and_goes(application: Callable, tiny_bundle: Path
     assert sample(metrics, "bidmatch_live_phrases") == 0
     assert sample(metrics, "bidmatch_live_sequence") == 6
     assert sample(metrics, "bidmatch_cache_invalidated_total") == 0
+
+
+def test_what_is_cached_is_what_would_be_found_now(
+    application: Callable, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(5)
+    cached = application(tiny_bundle, live=tmp_path)
+    fresh = application(tiny_bundle, live=tmp_path, cache_mb=0)
+
+    def text(count: int) -> str:
+        return " ".join(chance.sample(WORDS, count))
+
+    queries = [text(chance.choice((2, 3, 4))) for _ in range(8)] + ["red running shoes", "strasse"]
+    asked = [
+        {"queries": queries, "k": 5},
+        {"queries": queries, "k": 200, "min_score": 0.9},
+        {"queries": queries, "k": 4, "filter": {"match_type": {"not": "broad"}}},
+        {"queries": queries, "k": 3, "distinct": True, "deny": ["q7", "n1"]},
+        {"queries": queries, "k": 3, "allow": ["p0", "p1", "n0", "n1", "n2", "q9"]},
+    ]
+    changed = 0
+    before: list[Any] = [None] * len(asked)
+    for _ in range(60):
+        kind = chance.choice(("put", "put", "pause", "resume", "remove"))
+        id = chance.choice([f"n{chance.randrange(6)}", f"q{chance.randrange(40)}", "p0", "p1", "p6"])
+        if kind == "put":
+            # Sometimes just what a query asks for, or near it.
+            phrase = chance.choice([chance.choice(queries), text(3), text(4)])
+            columns = chance.choice([{}, {"match_type": chance.choice(["exact", "phrase", "broad"])}])
+            put = {"phrases": [{"id": id, "text": phrase, "columns": columns}]}
+            assert cached.ask("POST", "/phrases", json=put).status_code == 200
+        elif kind == "remove":
+            cached.ask("DELETE", f"/phrases/{id}")
+        else:
+            cached.ask("POST", f"/phrases/{id}/{kind}")
+        last = cached.store.last_sequence()
+        assert fresh.serving.sync.wait_for(last, 10)
+        for at, body in enumerate(asked):
+            kept, found = (service.ask("POST", "/match", json=body).json() for service in (cached, fresh))
+            lists = [
+                [
+                    [(match["id"], pytest.approx(match["score"], abs=1e-5)) for match in one["matches"]]
+                    for one in answer["results"]
+                ]
+                for answer in (kept, found)
+            ]
+            assert lists[0] == lists[1], (kind, id, body)
+            changed += kept["results"] != before[at]
+            before[at] = kept["results"]
+    metrics = cached.ask("GET", "/metrics")
+    hits = sample(metrics, "bidmatch_cache_hits_total")
+    # Most of it stayed right, and some of it did not.
+    assert hits > 0.4 * 60 * len(asked) * len(queries)
+    assert sample(metrics, "bidmatch_cache_misses_total") > 1.2 * len(asked) * len(queries)
+    assert changed > 30
 
 
 def test_all_phrases_of_a_request_are_taken_or_none(
