@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.security import KeyRing
 
 MATCH = {"query": "red tent", "k": 3}
-WORDS = ["red", "blue", "green", "running", "hiking", "shoes", "boots", "socks", "tent", "cheap", "women", "men"]
+WORDS = ["red", "blue", "green", "running", "hiking", "shoes", "boots", "socks", "tent", "cheap", "men"]
 
 
 def sample(metrics: Response, name: str, **labels: str) -> float:
