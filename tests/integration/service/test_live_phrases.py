@@ -101,7 +101,7 @@ def test_search_sees_what_a_dictionary_says(engines: list[Engine]) -> None:
     run_state_machine_as_test(
         stateful(engines),
         settings=settings(
-            max_examples=40,
+            max_examples=25,
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],
