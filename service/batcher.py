@@ -87,7 +87,8 @@ class Batcher(Generic[Options, Answer]):
         batch: queries that a batch has at most, asked anew for each.
         queue: most queries waiting.
         queue_bytes: most characters of queries waiting.
-        on_batch: told the number of queries of each batch, and the seconds that each of its slices waited.
+        on_batch: told the number of queries of each batch, and the seconds that the requests which it begins
+            have waited.
 
     Attributes:
         depth: queries waiting.

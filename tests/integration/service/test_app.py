@@ -344,6 +344,10 @@ def test_all_phrases_of_a_request_are_taken_or_none(
         "body.phrases.1.columns.market",
     ]
     is_problem(service.ask("GET", "/phrases/new"), 404, "no-such-phrase")
+    long = {"phrases": [{"id": "new", "text": "tent", "columns": {"x" * 100_000: 1}}]}
+    refused = service.ask("POST", "/phrases", json=long)
+    is_problem(refused, 422, "invalid-request")
+    assert len(refused.content) < 1000
 
 
 def test_another_bundle_takes_over_and_back(

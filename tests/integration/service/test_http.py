@@ -127,6 +127,7 @@ BAD = {
     "min_score is no number": (b'{"query": "a", "min_score": NaN}', 422),
     "min_score is out of range": (b'{"query": "a", "min_score": 1e300}', 422),
     "an unknown field": (b'{"query": "a", "top": 3}', 422),
+    "an unknown field of 100,000 letters": (json.dumps({"query": "a", "x" * 100_000: 3}).encode(), 422),
     "filter is a list": (b'{"query": "a", "filter": ["market"]}', 422),
     "filter on no column": (b'{"query": "a", "filter": {"market": "de"}}', 422),
     "filter of another sort": (b'{"query": "a", "filter": {"match_type": 5}}', 422),
