@@ -8,7 +8,9 @@ setup(
         Pybind11Extension(
             "export.bundle._native",
             ["export/bundle/native/module.cpp"],
-            depends=[f"export/bundle/native/{name}.h" for name in ("graph", "kernels", "live_graph", "search")],
+            depends=[
+                f"export/bundle/native/{name}.h" for name in ("graph", "kernels", "live_graph", "search")
+            ],
             cxx_std=17,
             # The kernels are chosen when it runs, so the build needs no flag for the processor.
             extra_compile_args=["-O3", "-fno-math-errno"],
