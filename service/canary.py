@@ -6,10 +6,8 @@ allows, however many queries come.
 
 from __future__ import annotations
 
-import os
 import queue
 import random
-import sys
 import threading
 import time
 from collections import deque
@@ -17,6 +15,7 @@ from collections.abc import Sequence
 
 from service.engine import Engine
 from service.options import MatchOptions
+from service.priority import give_way
 from service.search import index_recall
 from service.telemetry import Telemetry
 
@@ -67,8 +66,7 @@ class Canary:
             self._thread.join()
 
     def _run(self) -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        give_way()
         while (sample := self._waiting.get()) is not None:
             engine, query, options = sample
             started = time.thread_time()

@@ -24,12 +24,12 @@ from export.bundle.read import open_bundle
 from service.channel import Channel
 from service.children import SIGNALS, Child, Closable, fork
 from service.logs import announcer
+from service.priority import give_way
 from service.security import guard_for
 from service.server import refused
 from service.serving import newest_bundle
 from service.settings import Settings
 from service.swaps import Asker, Swaps, Worker
-from service.worker import work
 
 BACKLOG = 2048
 _TICK_S = 0.5
@@ -90,6 +90,10 @@ class Supervisor:
         (self._folder / "parent.pid").write_text(str(os.getpid()))
         self._say(f"loading {self._settings.bundle}")
         self.verify(None)
+        # Meanwhile this process reads what the workers will run.
+        from service.worker import work
+
+        self._work = work
         while self._kill_at is None or self._children:
             self._turn()
         if self._failure is not None:
@@ -187,7 +191,7 @@ class Supervisor:
         # What this process held of bundles would keep them in memory when others have taken over.
         self._swaps = None
         try:
-            work(number, self._settings, held.pop(), self._listener, channel, self._guard)
+            self._work(number, self._settings, held.pop(), self._listener, channel, self._guard)
         finally:
             if os.getppid() != parent:
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -288,8 +292,9 @@ class Supervisor:
         """See `Crew`."""
         if path is None:
             self._watch.mark()
+        first = self._swaps is None
         try:
-            run = partial(_verify, path or self._settings.bundle)
+            run = partial(_verify, path or self._settings.bundle, first)
             self._verifier = self._fork(
                 run, lambda message: self._hear_verifier(child, message), self._listener
             )
@@ -387,8 +392,10 @@ class Watch:
         return str(chosen), *sorted((name, inode, of.st_size, of.st_mtime_ns) for name, inode, of in files)
 
 
-def _verify(path: Path, channel: Channel) -> None:
+def _verify(path: Path, first: bool, channel: Channel) -> None:
     """Verify the bundle that a path leads to, in a process for it; tell where it is, and its stamps."""
+    if not first:
+        give_way()
     try:
         chosen = newest_bundle(path).resolve()
         with open_bundle(chosen) as bundle:

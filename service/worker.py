@@ -9,6 +9,7 @@ import logging.config
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -24,6 +25,7 @@ from service.app import App, refused
 from service.channel import Channel
 from service.live.store import LiveStore
 from service.logs import announcer, log_config
+from service.priority import give_way
 from service.problems import ProblemError
 from service.protocol import Limits, allow_connections, protocol_class
 from service.security import Guard
@@ -43,13 +45,14 @@ class ParentReloads:
     Args:
         channel: to the parent.
         serving: what answers here.
-        phrases: its threads do the work.
         telemetry: counts what became of bundles.
+        quietly: bundles are made ready at low priority.
     """
 
-    def __init__(self, channel: Channel, serving: Serving, phrases: Phrases, telemetry: Telemetry):
-        self._channel, self._serving, self._phrases = channel, serving, phrases
-        self._telemetry = telemetry
+    def __init__(self, channel: Channel, serving: Serving, telemetry: Telemetry, *, quietly: bool):
+        self._channel, self._serving, self._telemetry = channel, serving, telemetry
+        self._preparer = ThreadPoolExecutor(1, "prepare", give_way if quietly else None)
+        self._switcher = ThreadPoolExecutor(1, "switch")
         self._asked: dict[int, asyncio.Future[Message]] = {}
         self._requests = count()
         self._to_do: asyncio.Queue[Message] = asyncio.Queue()
@@ -120,7 +123,8 @@ class ParentReloads:
         stamps = {name: tuple(stamp) for name, stamp in message["stamps"].items()}
         self._prepared = None
         try:
-            loaded = await self._phrases.off_loop(partial(self._serving.prepare, path, stamps=stamps))
+            work = partial(self._serving.prepare, path, stamps=stamps)
+            loaded = await asyncio.get_running_loop().run_in_executor(self._preparer, work)
         except RefusedError as error:
             self._channel.send(op="unprepared", token=token, reason=error.reason, hint=error.hint)
         except Exception as failure:
@@ -136,7 +140,8 @@ class ParentReloads:
         try:
             if prepared is None or prepared[0] != token:
                 raise RuntimeError(f"bundle {token} is not prepared")
-            await self._phrases.off_loop(partial(self._serving.switch, prepared[1]))
+            work = partial(self._serving.switch, prepared[1])
+            await asyncio.get_running_loop().run_in_executor(self._switcher, work)
         except Exception as failure:
             # The others have it by now, so this one ends; the next one begins with it.
             _log.error("switching failed", exc_info=failure)
@@ -183,7 +188,9 @@ def work(
         announcer(settings.log_format)(f"encoding on the CPU, for CUDA does not work here: {fallback}")
     serving.start()
     phrases = Phrases(serving, store)
-    reloads = ParentReloads(channel, serving, phrases, telemetry)
+    # Threads of an encoder's own would stay at the priority of the one that made it.
+    alone = settings.provider == "cpu" and settings.encoder_threads == 1
+    reloads = ParentReloads(channel, serving, telemetry, quietly=alone)
     app = App(
         serving,
         settings,

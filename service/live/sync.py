@@ -7,8 +7,6 @@ links new rows into the graph. It runs at low priority where the system has prio
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +20,7 @@ from export.bundle.encoder import QueryVectors
 from service.engine import Engine
 from service.live.phrases import LivePhrases
 from service.live.store import LiveStore, PhraseRow, PhraseVectors
+from service.priority import give_way
 
 POLL_S = 0.1
 _CHANGES = 1000
@@ -185,7 +184,7 @@ class LiveSync:
             self._moved.notify_all()
 
     def _run(self) -> None:
-        _lower_priority()
+        give_way()
         while not self._stopped:
             # Before the look at the store: who wakes this thread later has it look again.
             self._wake.clear()
@@ -278,9 +277,3 @@ def _follow(
         if len(rows) < _CHANGES:
             return applied
         between()
-
-
-def _lower_priority() -> None:
-    if sys.platform == "linux":
-        # Of this thread alone, on Linux.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

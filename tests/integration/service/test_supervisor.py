@@ -21,6 +21,7 @@ SCRIPT = """
 import json, os, signal, sys, time
 from pathlib import Path
 import service.supervisor as supervisor
+import service.worker
 from bidmatch.base.errors import ConfigError
 from bidmatch.cli import main
 
@@ -46,7 +47,7 @@ def until_told(channel, *ops):
 def work(number, settings, bundle, listener, channel, guard):
 {body}
 
-supervisor.work = work
+service.worker.work = work
 supervisor._TIDY_S = 0.3
 supervisor._LONGEST_PAUSE_S = 1.0
 settings = ["--bundle", bundle, "--port", "0", "--workers", workers, "--shutdown-ms", "200"]

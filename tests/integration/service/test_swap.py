@@ -264,7 +264,7 @@ def test_live_phrases_survive(pair: Server, bundles: Bundles, tmp_path: Path) ->
     status, report = reload(pair, new)
     assert status == 200
     assert report["live_phrases"] == 1
-    assert total(pair.address, "bidmatch_live_phrases") == 1
+    eventually(lambda: total(pair.address, "bidmatch_live_phrases") == 1)
     assert phrase("mine") == {"text": "waterproof tent", "state": "active", "source": "live"}
     assert phrase("trained") == {
         "text": "waterproof socks, as trained",
@@ -292,7 +292,7 @@ def test_live_phrases_survive(pair: Server, bundles: Bundles, tmp_path: Path) ->
         assert found[0] == "trained"
         assert found.count("trained") == 1
     assert reload(pair, bundles.a)[0] == 200
-    assert total(pair.address, "bidmatch_live_phrases") == 2
+    eventually(lambda: total(pair.address, "bidmatch_live_phrases") == 2)
     for name in ("p3", "off"):
         assert call(pair.address, "POST", f"/phrases/{name}/resume")[0] == 200
     # The one that was not asked to hears of it within a second.
