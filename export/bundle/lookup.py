@@ -72,8 +72,7 @@ def lookup_tables(phrases: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray
     count = phrases.num_rows
     codes = match_type_codes(phrases)
     ids, keys = np.empty(count, np.int64), np.empty(count, np.int64)
-    run_hashes: list[np.ndarray] = []
-    run_rows: list[np.ndarray] = []
+    run_hashes, run_rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for start in range(0, count, _CHUNK):
         chunk = phrases.slice(start, _CHUNK)
         part = slice(start, start + chunk.num_rows)

@@ -24,6 +24,7 @@ def plan_of(path: Path, **changes: object) -> Plan:
         "min_relevance": None,
         "rescore": None,
         "candidates": None,
+        "honour_match_types": True,
         "output_kind": "csv",
     }
     return Plan.model_validate(values | changes)
