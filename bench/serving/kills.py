@@ -3,10 +3,10 @@
     python -m bench.serving.kills [--json] [--kills 20] [--workers 2] [--work runs/bench-serving]
 
 1,000,000 phrases x 64, MiniLM-L6 in 8 bits. Clients ask and add all the time, on connections of their own,
-and connect again when one breaks. By turns a worker is killed, and the parent. After a worker's death the time
-is taken until all workers answer again; after the parent's, until its workers have ended by themselves, and
-from the start of a new service to its first answer. Then each add that was acknowledged since the last look
-must be there, by its id and as the first match of its own text; in the end all of them must.
+and connect again when one breaks. By turns a worker is killed, and the parent. After a worker's death the
+time is taken until all workers answer again; after the parent's, until its workers have ended by themselves,
+and from the start of a new service to its first answer. Then each add that was acknowledged since the last
+look must be there, by its id and as the first match of its own text; in the end all of them must.
 
 `--bundle` names another bundle than the one that this makes. Exits with 1 where an add was lost, workers did
 not end, or a probe of the running service failed while one worker was left to answer.

@@ -171,7 +171,8 @@ def show(result: dict[str, Any]) -> None:
     click.echo(
         f"{of.swaps} swaps: {of.swap_statuses}, {of.swap_median_s:.2f} s at the median, "
         f"{of.swap_max_s:.2f} s at most\n{of.requests:,} requests at {of.offered_per_second:,.0f}/s, "
-        f"half the peak: {of.statuses}, {of.failed} failed\np50 {of.p50_ms:.1f} ms, p99 {of.p99_ms:.1f} ms ({of.calm_p99_ms:.1f} ms "
+        f"half the peak: {of.statuses}, {of.failed} failed"
+        f"\np50 {of.p50_ms:.1f} ms, p99 {of.p99_ms:.1f} ms ({of.calm_p99_ms:.1f} ms "
         f"without swaps), p99.9 {of.p999_ms:.1f} ms, slowest {of.max_ms:.0f} ms\nopen files "
         f"{of.files_early} at first, "
         f"{of.files_late} at last; anonymous memory {of.anonymous_early_mb:,.0f} MB and "
