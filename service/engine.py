@@ -137,9 +137,16 @@ class Engine:
     def __len__(self) -> int:
         return self.bundle.phrases.num_rows
 
-    def measure(self) -> None:
-        """Find out what encoding costs here, tenths of a second for a transformer; warms everything up."""
+    def measure(self, before: Engine | None = None) -> None:
+        """Warm everything up and find out what encoding costs here, tenths of a second for a transformer.
+
+        Args:
+            before: an engine that knows; its costs are this one's, too, where their encoders are alike.
+        """
         self.match(["warm up"], 10)
+        if before is not None and before.cost is not None and before._encoder_kind == self._encoder_kind:
+            self.cost = before.cost
+            return
         sample = " ".join(["warm up the encoder"] * 3)
 
         def run(texts: int) -> tuple[int, float]:
@@ -151,6 +158,12 @@ class Engine:
         cost = EncodeCost()
         cost.calibrate(run)
         self.cost = cost
+
+    @property
+    def _encoder_kind(self) -> tuple[object, ...]:
+        """What calls of the encoder cost by: trained anew, it costs the same."""
+        model, encoder = self.bundle.manifest.model, self.encoder
+        return model.kind, model.name, encoder.precision, encoder.dim, encoder.wide_dim, *encoder.providers
 
     def least_score(self, min_score: float | None, min_relevance: float | None) -> float | None:
         """The `min_score` that leaves out what either bound leaves out.

@@ -144,7 +144,7 @@ class Serving:
         """
         try:
             bundle = open_bundle(path, stamps=stamps)
-            loaded = self._loaded(bundle)
+            loaded = self._loaded(bundle, self.current.engine)
         except BidmatchError as error:
             raise RefusedError(error.reason, hint=error.hint) from error
         except (OSError, ValueError) as error:
@@ -187,9 +187,9 @@ class Serving:
             "seconds": round(seconds, 3),
         }
 
-    def _loaded(self, bundle: Bundle) -> Loaded:
+    def _loaded(self, bundle: Bundle, before: Engine | None = None) -> Loaded:
         engine = Engine(bundle, self._settings)
-        engine.measure()
+        engine.measure(before)
         cache = AnswerCache(self._cache_bytes, engine.score_dim, engine.score_split)
         return Loaded(engine, cache, bundle.path)
 

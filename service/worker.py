@@ -25,7 +25,6 @@ from service.app import App, refused
 from service.channel import Channel
 from service.live.store import LiveStore
 from service.logs import announcer, log_config
-from service.priority import give_way
 from service.problems import ProblemError
 from service.protocol import Limits, allow_connections, protocol_class
 from service.security import Guard
@@ -46,13 +45,13 @@ class ParentReloads:
         channel: to the parent.
         serving: what answers here.
         telemetry: counts what became of bundles.
-        quietly: bundles are made ready at low priority.
     """
 
-    def __init__(self, channel: Channel, serving: Serving, telemetry: Telemetry, *, quietly: bool):
+    def __init__(self, channel: Channel, serving: Serving, telemetry: Telemetry):
         self._channel, self._serving, self._telemetry = channel, serving, telemetry
-        self._preparer = ThreadPoolExecutor(1, "prepare", give_way if quietly else None)
-        self._switcher = ThreadPoolExecutor(1, "switch")
+        # At the priority of requests: it holds the interpreter's lock for tens of milliseconds, and where it
+        # had to wait for a processor meanwhile, all requests would.
+        self._thread = ThreadPoolExecutor(1, "swap")
         self._asked: dict[int, asyncio.Future[Message]] = {}
         self._requests = count()
         self._to_do: asyncio.Queue[Message] = asyncio.Queue()
@@ -124,7 +123,7 @@ class ParentReloads:
         self._prepared = None
         try:
             work = partial(self._serving.prepare, path, stamps=stamps)
-            loaded = await asyncio.get_running_loop().run_in_executor(self._preparer, work)
+            loaded = await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except RefusedError as error:
             self._channel.send(op="unprepared", token=token, reason=error.reason, hint=error.hint)
         except Exception as failure:
@@ -141,7 +140,7 @@ class ParentReloads:
             if prepared is None or prepared[0] != token:
                 raise RuntimeError(f"bundle {token} is not prepared")
             work = partial(self._serving.switch, prepared[1])
-            await asyncio.get_running_loop().run_in_executor(self._switcher, work)
+            await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except Exception as failure:
             # The others have it by now, so this one ends; the next one begins with it.
             _log.error("switching failed", exc_info=failure)
@@ -188,9 +187,7 @@ def work(
         announcer(settings.log_format)(f"encoding on the CPU, for CUDA does not work here: {fallback}")
     serving.start()
     phrases = Phrases(serving, store)
-    # Threads of an encoder's own would stay at the priority of the one that made it.
-    alone = settings.provider == "cpu" and settings.encoder_threads == 1
-    reloads = ParentReloads(channel, serving, telemetry, quietly=alone)
+    reloads = ParentReloads(channel, serving, telemetry)
     app = App(
         serving,
         settings,
