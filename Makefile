@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
 
-$(STAMP): pyproject.toml setup.py constraints.txt deploy/check-machine.sh $(wildcard export/bundle/native/*)
+$(STAMP): pyproject.toml setup.py constraints.txt deploy/check-machine.sh $(wildcard export/bundle/native/* service/native/*)
 	@PYTHON="$(PYTHON)" sh deploy/check-machine.sh
 	@echo "Installing bidmatch with its training and test packages into $(VENV) (some minutes: torch is large,"
 	@echo "the searches and hnswlib are compiled) ..."

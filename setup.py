@@ -1,4 +1,4 @@
-"""The compiled part: searching. Everything else is in pyproject.toml."""
+"""The compiled parts: searching, and the JSON of answers. Everything else is in pyproject.toml."""
 
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import setup
@@ -14,6 +14,9 @@ setup(
             cxx_std=17,
             # The kernels are chosen when it runs, so the build needs no flag for the processor.
             extra_compile_args=["-O3", "-fno-math-errno"],
-        )
+        ),
+        Pybind11Extension(
+            "service._native", ["service/native/answers.cpp"], cxx_std=17, extra_compile_args=["-O2"]
+        ),
     ]
 )

@@ -155,7 +155,8 @@ class Phrases:
             for one in phrases
         ]
         vectors = encode_phrases(engine, [record.text for record in records])
-        return store.put(records, PhraseVectors(model_of(engine), vectors.narrow, vectors.wide))
+        made = PhraseVectors(model_of(engine), vectors.narrow, vectors.wide)
+        return store.put(records, made, since=engine.made)
 
     def _set_state(self, id: str, state: State, store: LiveStore) -> list[PhraseRow]:
         held = bool(self._serving.current.engine.ids.find([id]))

@@ -18,10 +18,11 @@ from typing import Generic, TypeVar
 Options = TypeVar("Options")
 Answer = TypeVar("Answer")
 
-
 # A request is refused where what is ahead of it would take this share of its timeout: accepted and then given
 # up, it would only have cost work.
 _MOST_WAITING = 0.7
+# Batches whose time tells how long the next ones take.
+_BATCHES_REMEMBERED = 16
 
 
 class QueueFullError(Exception):
@@ -76,6 +77,31 @@ class Job(Generic[Options, Answer]):
         self._size = 0
 
 
+class Pace:
+    """Seconds of a thread that a query takes, over the latest batches.
+
+    Left out are the longest batches per query, as many as there are threads: where the machine or the process
+    stood still once, its batches say nothing of the next ones, and all of them took that long.
+
+    Args:
+        threads: batches worked on at once.
+
+    Attributes:
+        query_seconds: the mean.
+    """
+
+    def __init__(self, threads: int):
+        self.query_seconds = 1e-3
+        self._threads = threads
+        self._latest: deque[tuple[float, int, float]] = deque(maxlen=_BATCHES_REMEMBERED + threads)
+
+    def add(self, queries: int, seconds: float) -> None:
+        """A batch of so many queries took so long."""
+        self._latest.append((seconds / queries, queries, seconds))
+        counted = sorted(self._latest)[: max(1, len(self._latest) - self._threads)]
+        self.query_seconds = sum(one[2] for one in counted) / sum(one[1] for one in counted)
+
+
 class Batcher(Generic[Options, Answer]):
     """Bounded queue, micro-batches, threads.
 
@@ -113,8 +139,7 @@ class Batcher(Generic[Options, Answer]):
         self._idle = 0
         self.depth = self._bytes = 0
         self.closed = self._stopped = False
-        # Seconds of a thread that a query took of late.
-        self._query_seconds = 1e-3
+        self._pace = Pace(threads)
         self._in_work = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool = [
@@ -159,7 +184,7 @@ class Batcher(Generic[Options, Answer]):
 
     def _wait(self) -> float:
         """Seconds until what waits and what is worked on now is likely to be done."""
-        return (self.depth + self._in_work) * self._query_seconds / self._threads
+        return (self.depth + self._in_work) * self._pace.query_seconds / self._threads
 
     def leave(self, job: Job[Options, Answer]) -> None:
         """No one waits for the job any more."""
@@ -242,8 +267,8 @@ class Batcher(Generic[Options, Answer]):
             answers = self._run(queries, options)
         except Exception as failure:
             answers = failure
-        seconds = (time.perf_counter() - started) / len(queries)
-        self._query_seconds += 0.1 * (seconds - self._query_seconds)
+        with self._lock:
+            self._pace.add(len(queries), time.perf_counter() - started)
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._deliver, slices, answers)

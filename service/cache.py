@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from export.bundle import _native
+from service._native import id_filter
 from service.options import MatchOptions
 
 # Beside the bytes of an answer and of what was asked: objects, the slot.
@@ -56,17 +57,6 @@ class Kept:
 
     matches: bytes
     count: int
-
-
-def id_filter(ids: Sequence[str]) -> np.ndarray:
-    """A Bloom filter of ids, uint64 (4,)."""
-    words = [0] * _FILTER_WORDS
-    for one in ids:
-        mixed = hash(one)
-        for shift in (0, 8):
-            bit = mixed >> shift & 255
-            words[bit >> 6] |= 1 << (bit & 63)
-    return np.array(words, np.uint64)
 
 
 def _bytes_of(options: MatchOptions) -> int:

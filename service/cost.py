@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 
 import numpy as np
 
 # The weight of what was measured before falls by this with each call, so some hundred calls count.
 _MEMORY = 0.99
-# A batch grows as long as that saves more than this share of the time per text.
-_WORTH = 0.05
-_LARGEST_BATCH = 128
+# A batch is large enough where what every batch costs, whatever its size, is this share of its time.
+_FIXED_SHARE = 0.005
+LARGEST_BATCH = 128
+# So many queries are matched alone and at once to find out what a batch costs, so often; the quickest counts.
+_SAMPLE, _TRIES = 16, 2
 
 
 class EncodeCost:
@@ -21,7 +23,7 @@ class EncodeCost:
     Several threads may tell and ask at once.
 
     Attributes:
-        best_batch: texts beyond which a batch gains nothing per text; 1 until `calibrate` ran.
+        best_batch: queries beyond which a batch gains nothing per query; 1 until `calibrate` ran.
     """
 
     def __init__(self) -> None:
@@ -81,26 +83,38 @@ class EncodeCost:
             j = cut[j]
         return groups[::-1]
 
-    def calibrate(self, run: Callable[[int], tuple[int, float]], largest: int = _LARGEST_BATCH) -> None:
-        """Find `best_batch` by calls of 1, 2, 4, ... texts.
+    def calibrate(
+        self,
+        queries: Sequence[str],
+        encode: Callable[[Sequence[str]], tuple[int, float]],
+        match: Callable[[Sequence[str]], float],
+    ) -> None:
+        """Find out what a call of the encoder costs, and `best_batch`.
 
         Args:
-            run: encodes so many texts; gives their width and the seconds it took.
-            largest: no larger batch is tried, or taken.
+            queries: some of them.
+            encode: encodes texts; gives their width and the seconds it took.
+            match: does all that is done for a batch of queries; gives the seconds it took.
         """
-        sizes, costs = [], []
-        size = 1
-        while size <= largest:
-            timed = sorted(run(size) for _ in range(3))
-            width, seconds = min(timed, key=lambda one: one[1])
-            self.observe(size, width, seconds)
-            sizes.append(size)
-            costs.append(seconds / size)
-            gains = [1 - new / old for old, new in pairwise(costs)]
-            if len(gains) > 1 and max(gains[-2:]) < _WORTH:
-                break
-            size *= 2
-        least = min(costs)
-        self.best_batch = next(
-            size for size, cost in zip(sizes, costs, strict=True) if cost <= (1 + _WORTH) * least
-        )
+        some = list(islice(cycle(queries), _SAMPLE))
+        for texts in ([query] for query in some):
+            self.observe(1, *encode(texts))
+        for _ in range(_TRIES):
+            self.observe(_SAMPLE, *encode(some))
+        alone = min(sum(match([query]) for query in some) for _ in range(_TRIES))
+        self.best_batch = large_enough(alone, min(match(some) for _ in range(_TRIES)), _SAMPLE)
+
+
+def large_enough(alone: float, together: float, count: int) -> int:
+    """Queries of a batch whose fixed cost no longer matters, 1 to `LARGEST_BATCH`.
+
+    Args:
+        alone: seconds that `count` queries take in batches of one.
+        together: in one batch.
+        count: at least 2.
+    """
+    fixed = max(0.0, (alone - together) / (count - 1))
+    each = (together - fixed) / count
+    if fixed >= _FIXED_SHARE * LARGEST_BATCH * each:
+        return LARGEST_BATCH
+    return max(1, round(fixed / (_FIXED_SHARE * each)))

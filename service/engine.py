@@ -28,9 +28,9 @@ from export.bundle.read import Bundle, open_bundle
 from export.bundle.relevance import Relevance
 from export.bundle.rescore import Rescorer
 from export.bundle.weights import narrow_weights
+from service._native import Renderer
 from service.cost import EncodeCost
-from service.fragments import Fragment, Fragments
-from service.live.columns import with_rules
+from service.live.columns import to_table, with_rules
 from service.live.phrases import BundlePhrases, LivePhrases, VectorShape
 from service.live.store import PhraseRow
 from service.matches import Encoded, Matches, Timings, no_matches
@@ -41,6 +41,7 @@ from service.rules.bought import PhraseRuns
 from service.rules.negatives import NEGATIVE_KEYWORDS, Negatives
 from service.scope import Scopes
 from service.search import Search
+from service.tails import Tails
 
 
 class EngineSettings(BaseModel):
@@ -70,6 +71,7 @@ NO_CALIBRATION = (
     "the bundle has no calibration that fits its answers, so their relevance is not known (one of re-scored "
     "answers fits only while re-scoring is on)"
 )
+_SAMPLED = 16
 # Columns of a bundle's phrases that are not the user's: two are answered by name, one is training's.
 _OURS = ("id", "text", "train_clicks")
 
@@ -84,6 +86,7 @@ class Engine:
             and nothing is re-scored.
         cost: what encoding costs, by which queries of a call are grouped; None until `measure` finds out.
         live: the live phrases; None: there are none. Set by one thread while others match.
+        made: when the bundle was made, Unix time in milliseconds.
         serves: `serves(row, live phrase)`: whether the bundle's phrase stands for a live one of its id.
 
     Raises:
@@ -115,8 +118,10 @@ class Engine:
         self._clock = time.thread_time if alone else time.perf_counter
         self.live: LivePhrases | None = None
         # Live phrases keep it, and would keep all of a bundle that is no longer served, were it a method.
-        self.serves = partial(_serves, self.table, self.user_columns.names, bundle.manifest.created)
-        self._fragments = Fragments(len(self))
+        self.made = round(1e3 * datetime.fromisoformat(bundle.manifest.created).timestamp())
+        self.serves = partial(_serves, self.table, self.user_columns, self.made)
+        self._tails = Tails(len(self))
+        self._renderer = Renderer(*_buffers(self.table["id"]), *_buffers(self.table["text"]))
 
     @classmethod
     def load(cls, path: Path, settings: EngineSettings | None = None) -> Engine:
@@ -147,16 +152,23 @@ class Engine:
         if before is not None and before.cost is not None and before._encoder_kind == self._encoder_kind:
             self.cost = before.cost
             return
-        sample = " ".join(["warm up the encoder"] * 3)
+        # Phrases of the bundle are like queries, and no two searches take the same way.
+        rows = np.random.default_rng(0).integers(max(1, len(self)), size=min(_SAMPLED, len(self)))
+        samples = self.table["text"].take(pa.array(rows)).to_pylist()
 
-        def run(texts: int) -> tuple[int, float]:
-            ids, mask = self.encoder.tokenise([sample] * texts)
+        def encode(texts: Sequence[str]) -> tuple[int, float]:
+            ids, mask = self.encoder.tokenise(texts)
             started = self._clock()
             self.encoder.run(ids, mask)
             return ids.shape[1], self._clock() - started
 
+        def match(queries: Sequence[str]) -> float:
+            started = self._clock()
+            self.match(queries, 10)
+            return self._clock() - started
+
         cost = EncodeCost()
-        cost.calibrate(run)
+        cost.calibrate(samples or ["warm up"], encode, match)
         self.cost = cost
 
     @property
@@ -196,9 +208,23 @@ class Engine:
         """Ids, texts and columns by row, of the bundle's phrases and of live ones, which were searched."""
         return PhraseTable(self.table, live, self.user_columns.names)
 
-    def fragments(self, found: Matches) -> list[Fragment]:
-        """What is always the same in the JSON of matches."""
-        return self._fragments.of(found.rows, self.named(found.live))
+    def rendered(self, found: Matches) -> tuple[list[bytes], np.ndarray, np.ndarray]:
+        """Matches as JSON, a list for each query; see `service._native.Renderer.render`."""
+        live, rows = found.live, found.rows
+        others = [] if live is None else (rows[rows >= len(self)] - len(self)).tolist()
+        # Without columns there is nothing to say of them, but for live phrases.
+        tails = self._tails.of(rows, self.named(live)) if self.user_columns.names or others else None
+        return self._renderer.render(
+            found.offsets,
+            rows,
+            found.scores,
+            found.encoder,
+            found.classifier,
+            relevance=found.relevance,
+            exact=found.exact,
+            others=[(live.ids[row], live.texts[row]) for row in others] if live is not None else [],
+            tails=tails,
+        )
 
     def depth(self, k: int) -> int:
         """Phrases that index and live graph are each searched for when k are asked for.
@@ -379,13 +405,29 @@ class Engine:
         return self._rescorer is not None
 
 
-def _serves(table: pa.Table, columns: list[str], created: str, row: int, phrase: PhraseRow) -> bool:
-    """Whether the bundle's phrase stands for a live one of its id: says the same, or was made later."""
-    if phrase.changed <= 1e3 * datetime.fromisoformat(created).timestamp():
+def _serves(table: pa.Table, columns: pa.Schema, made: int, row: int, phrase: PhraseRow) -> bool:
+    """Whether the bundle's phrase stands for a live one of its id: says the same, or was made after it."""
+    if phrase.edited <= made:
         return True
-    (_, (held,), (there,)) = PhraseTable(table, None, columns).take(np.array([row]))
-    given = {name: value for name, value in phrase.columns.items() if value is not None}
-    return text.normalise(held) == phrase.text and all(there.get(name) == given[name] for name in given)
+    (_, (held,), (there,)) = PhraseTable(table, None, columns.names).take(np.array([row]))
+    # As the bundle would hold them: a float32 is not the number that was given.
+    (given,) = to_table([phrase.columns], with_rules(columns)).to_pylist()
+    given = {name: value for name, value in given.items() if value is not None}
+    return text.normalise(held) == phrase.text and there == given
+
+
+def _buffers(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each text begins and ends, int64 (L + 1), and the bytes of all, uint8, without copying them."""
+    texts = (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+    )
+    _, offsets, data = texts.cast(pa.large_string()).buffers()
+    if not len(texts):
+        return np.zeros(1, np.int64), np.empty(0, np.uint8)
+    ends = np.frombuffer(offsets, np.int64, len(texts) + 1, 8 * texts.offset)
+    return ends, np.frombuffer(data if data is not None else b"", np.uint8)
 
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray | None:

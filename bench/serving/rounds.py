@@ -73,7 +73,7 @@ class Target:
     server: Server
     bodies: Path
     others: tuple[Server, ...] = ()
-    tried: tuple[int, ...] = (16, 32, 64)
+    tried: tuple[int, ...] = (16, 32, 64, 128)
     connections: int = 0
     tuned: float = 0.0
 
@@ -157,8 +157,11 @@ class Measurement:
         if met.failed:
             say(f"{target.name}: {met.failed:,} of {met.due:,} requests failed: {told}")
         if name is not None:
+            milliseconds = np.load(samples)[:, 1] * 1e3
+            if not len(milliseconds):
+                raise BidmatchError(f"{target.name} answered nothing in {seconds:g} s: {told}")
             self.loads[name].append(met)
-            self.samples[name].append(np.load(samples)[:, 1] * 1e3)
+            self.samples[name].append(milliseconds)
             self.numbers[f"{name}_server_cpus"].append(used / wall)
         return met
 

@@ -49,7 +49,7 @@ _VECTORS_A_TRANSACTION = 1000
 
 _SCHEMA = Schema(
     application_id=int.from_bytes(b"bidm", "big"),
-    version=1,
+    version=2,
     tables="""
         CREATE TABLE phrases (
             id TEXT NOT NULL PRIMARY KEY,
@@ -59,6 +59,7 @@ _SCHEMA = Schema(
             source TEXT NOT NULL CHECK (source IN ('live', 'bundle')),
             changed INTEGER NOT NULL,
             sequence INTEGER NOT NULL,
+            edited INTEGER NOT NULL,
             CHECK ((text IS NULL) = (source = 'bundle'))
         );
         CREATE UNIQUE INDEX phrases_by_sequence ON phrases (sequence);
@@ -73,12 +74,13 @@ _SCHEMA = Schema(
     checked="phrases",
 )
 
-_COLUMNS = "id, text, columns, state, source, changed, sequence"
+_COLUMNS = "id, text, columns, state, source, changed, sequence, edited"
 _LAST = "SELECT coalesce(max(sequence), 0) FROM phrases"
 _WRITE_PHRASE = f"""
-INSERT INTO phrases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO phrases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET text = excluded.text, columns = excluded.columns, state = excluded.state,
-    source = excluded.source, changed = excluded.changed, sequence = excluded.sequence
+    source = excluded.source, changed = excluded.changed, sequence = excluded.sequence,
+    edited = excluded.edited
 """
 _WRITE_VECTOR = """
 INSERT INTO vectors (id, model, narrow, wide)
@@ -118,6 +120,7 @@ class PhraseRow:
         source: `live`: added here; `bundle`: only the state of one of the bundle's phrases.
         changed: when it was last changed, Unix time in milliseconds.
         sequence: number of that change, above those of all changes before.
+        edited: when text and columns were last given, likewise; 0 where they never were. States leave it.
     """
 
     id: str
@@ -127,6 +130,7 @@ class PhraseRow:
     source: Source
     changed: int
     sequence: int
+    edited: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,15 +204,19 @@ class LiveStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def put(self, phrases: Sequence[PhraseRecord], vectors: PhraseVectors | None = None) -> list[PhraseRow]:
+    def put(
+        self, phrases: Sequence[PhraseRecord], vectors: PhraseVectors | None = None, *, since: int = 0
+    ) -> list[PhraseRow]:
         """Add or change phrases, all of them or none; they are on disk when this returns.
 
         A removed phrase becomes active again, a paused one stays paused. A phrase that is stored just so
-        already is not changed. Of records with the same id the last counts.
+        already, and was given after `since`, is not changed. Of records with the same id the last counts.
 
         Args:
             phrases: n records.
             vectors: theirs, stored in the same transaction.
+            since: Unix time in milliseconds, such as when the bundle was made, which may know other texts
+                than were given before it.
 
         Returns:
             The row of each record's phrase, in their order.
@@ -231,12 +239,14 @@ class LiveStore:
                 before = stored.get(phrase.id)
                 state: State = "paused" if before is not None and before.state == "paused" else "active"
                 after = (phrase.id, phrase.text, columns, state, "live")
-                if before is not None and before[:5] == after:
+                if before is not None and before[:5] == after and before.edited > since:
                     continue
                 if before is not None and before.text != phrase.text:
                     new_texts.add(phrase.id)
                 sequence += 1
-                stored[phrase.id] = _Stored(phrase.id, phrase.text, columns, state, "live", now, sequence)
+                stored[phrase.id] = _Stored(
+                    phrase.id, phrase.text, columns, state, "live", now, sequence, now
+                )
                 changed.add(phrase.id)
             connection.executemany("DELETE FROM vectors WHERE id = ?", [(id,) for id in new_texts])
             connection.executemany(_WRITE_PHRASE, [stored[id] for id in changed])
@@ -264,7 +274,7 @@ class LiveStore:
         with self._database.writing() as connection:
             before = _stored(connection, [id]).get(id)
             if before is None:
-                before = _Stored(id, None, "{}", None, "bundle", 0, 0)
+                before = _Stored(id, None, "{}", None, "bundle", 0, 0, 0)
             if before.source == "bundle" and not in_bundle:
                 return None
             if before.state == state:
@@ -412,6 +422,7 @@ class _Stored(NamedTuple):
     source: Source
     changed: int
     sequence: int
+    edited: int
 
 
 def _stored(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, _Stored]:
@@ -436,8 +447,8 @@ def _columns_text(phrase: PhraseRecord) -> str:
 
 
 def _row(values: tuple[Any, ...]) -> PhraseRow:
-    id, text, columns, state, source, changed, sequence = values
-    return PhraseRow(id, text, orjson.loads(columns), state, source, changed, sequence)
+    id, text, columns, state, source, changed, sequence, edited = values
+    return PhraseRow(id, text, orjson.loads(columns), state, source, changed, sequence, edited)
 
 
 def _refuse_misfit(phrases: Sequence[PhraseRow | PhraseRecord], vectors: PhraseVectors) -> None:

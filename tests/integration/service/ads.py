@@ -489,7 +489,8 @@ class Changes:
             before = self.rows.get(ad.id)
             state: State = "paused" if before is not None and before.state == "paused" else "active"
             columns = {name: value for name, value in ad.columns.items() if value is not None}
-            made.append(PhraseRow(ad.id, normalise(ad.text), columns, state, "live", *self._next()))
+            now, sequence = self._next()
+            made.append(PhraseRow(ad.id, normalise(ad.text), columns, state, "live", now, sequence, now))
         self.rows |= {row.id: row for row in made}
         self._apply(made)
 
@@ -504,7 +505,7 @@ class Changes:
             if id not in held and (before is None or before.source == "bundle"):
                 continue
             if before is None:
-                before = PhraseRow(id, None, {}, "active", "bundle", 0, 0)
+                before = PhraseRow(id, None, {}, "active", "bundle", 0, 0, 0)
             changed, sequence = self._next()
             made.append(replace(before, state=state, changed=changed, sequence=sequence))
         if made:
@@ -536,10 +537,8 @@ class Changes:
 def stands(engine: Engine, ad: Ad, row: PhraseRow) -> bool:
     """Whether a phrase of the bundle stands for a live one of its id: it was made later, or says the same."""
     created = datetime.fromisoformat(engine.bundle.manifest.created).timestamp()
-    return row.changed <= 1e3 * created or (
-        row.text == normalise(ad.text)
-        and all(ad.columns.get(name) == value for name, value in row.columns.items())
-    )
+    held = {name: value for name, value in ad.columns.items() if value is not None}
+    return row.edited <= 1e3 * created or (row.text == normalise(ad.text) and row.columns == held)
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def test_live_phrases_are_named_as_such(small_bundle: Path) -> None:
     live = engine.new_live()
     columns = {"match_type": "broad", "negative_keywords": ["free"]}
     rows = [
-        PhraseRow(f"n{at}", text, columns, "active", "live", 10**13, at + 1)
+        PhraseRow(f"n{at}", text, columns, "active", "live", 10**13, at + 1, 10**13)
         for at, text in enumerate(["steel garden hose reel", "cheap garden hose"])
     ]
     live.apply(rows, encode_phrases(engine, [str(row.text) for row in rows]))

@@ -150,7 +150,8 @@ def test_an_answer_made_while_the_rows_are_numbered_anew(bundle: Path, store: Li
         assert all(
             phrase == f"tent {id}" for id, phrase in zip(ids, texts, strict=True) if id.startswith("n")
         )
-        assert [fragment.id for fragment in engine.fragments(found)] == ids
+        (listed,), _, _ = engine.rendered(found)
+        assert [match["id"] for match in orjson.loads(listed)] == ids
 
 
 def test_clients_that_change_search_and_filter_at_once(tmp_path: Path) -> None:

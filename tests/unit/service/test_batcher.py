@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.batcher import Batcher, ClosedError, DeadlineError, Job, QueueFullError
+from service.batcher import Batcher, ClosedError, DeadlineError, Job, Pace, QueueFullError
 
 Call = tuple[list[str], list[int]]
 
@@ -441,7 +441,7 @@ def test_a_request_that_would_wait_too_long_is_refused_at_once() -> None:
         work = Work()
         batches = batcher(work, queue=100)
         held = await hold(work, batches)
-        batches._query_seconds = 0.01
+        batches._pace.query_seconds = 0.01
         waiting = batches.submit(list("abcdefghi"), 1, 5.0)
         # One in work and nine ahead, 10 ms each: 0.1 seconds.
         with pytest.raises(QueueFullError):
@@ -450,7 +450,7 @@ def test_a_request_that_would_wait_too_long_is_refused_at_once() -> None:
         work.go.set()
         await asyncio.gather(held.answer, waiting.answer, patient.answer)
         # With nothing ahead of it a request is taken, whatever it may take itself.
-        batches._query_seconds = 10.0
+        batches._pace.query_seconds = 10.0
         assert await batches.submit(["k"], 1, 0.5).answer == ["K"]
 
     play(scene)
@@ -520,3 +520,22 @@ def test_many_threads_and_requests_that_come_leave_and_are_late() -> None:
     play(scene)
     assert max(sizes) <= 5
     assert 1 < max(at_once) <= 8
+
+
+def test_a_machine_that_stood_still_once_does_not_make_the_next_batches_seem_slow() -> None:
+    pace = Pace(2)
+    for _ in range(40):
+        pace.add(8, 0.016)
+    pace.add(8, 30.0)
+    pace.add(1, 30.0)
+    assert pace.query_seconds == pytest.approx(0.002)
+    for _ in range(40):
+        pace.add(4, 0.4)
+    assert pace.query_seconds == pytest.approx(0.1)
+
+
+def test_the_pace_counts_slow_batches_among_quick_ones() -> None:
+    pace = Pace(2)
+    for turn in range(200):
+        pace.add(10, 1.0 if turn % 3 == 0 else 0.01)
+    assert 0.02 < pace.query_seconds < 0.04

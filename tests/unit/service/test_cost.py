@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from service.cost import EncodeCost
+from service.cost import EncodeCost, large_enough
 
 
 def known(call: float, token: float) -> EncodeCost:
@@ -134,65 +134,37 @@ def test_many_threads_may_tell_and_ask() -> None:
     assert cost.seconds(10, 10) == pytest.approx(2e-3, rel=1e-3)
 
 
-WIDTH = 12
+def test_a_batch_is_large_enough_where_its_fixed_cost_no_longer_matters() -> None:
+    for fixed, each in [(1e-3, 2e-3), (5e-4, 2.5e-3), (1e-4, 1e-2)]:
+        size = large_enough(16 * (fixed + each), fixed + 16 * each, 16)
+        assert fixed <= 0.005 * each * (size + 1)
+        assert size == 1 or fixed >= 0.005 * each * (size - 1)
 
 
-def calibrated(per_call: dict[int, float] | None = None, call: float = 0.0, token: float = 1e-5, **options):
-    """`best_batch` for calls that take `call + token · texts · width` (or as given), and the sizes tried."""
-    tried: list[int] = []
+@pytest.mark.parametrize(
+    ("alone", "together", "size"), [(1.6, 1.6, 1), (1.6, 1.7, 1), (1.6, 0.2, 128), (1.6, 0.1, 128)]
+)
+def test_the_bounds_of_a_batch(alone: float, together: float, size: int) -> None:
+    """A batch that is dearer than its queries alone is of one; one that costs nothing more is of the most."""
+    assert large_enough(alone, together, 16) == size
 
-    def run(texts: int) -> tuple[int, float]:
-        tried.append(texts)
-        if per_call is not None:
-            return WIDTH, per_call[texts]
-        return WIDTH, call + token * texts * WIDTH
+
+def test_calibration_finds_out_what_calls_cost() -> None:
+    """One slow call does not decide, and texts of other lengths are told apart."""
+    texts = [" ".join(["word"] * length) for length in (3, 5, 9)]
+    calls = 0
+
+    def encode(some: Sequence[str]) -> tuple[int, float]:
+        width = max(len(text.split()) for text in some)
+        return width, 1e-3 + 1e-4 * len(some) * width
+
+    def match(some: Sequence[str]) -> float:
+        nonlocal calls
+        calls += 1
+        return 1e-3 + 2e-3 * len(some) + (10.0 if calls in (3, 34) else 0.0)
 
     cost = EncodeCost()
     assert cost.best_batch == 1
-    cost.calibrate(run, **options)
-    return cost, sorted(set(tried))
-
-
-@pytest.mark.parametrize("call", [0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2])
-def test_a_batch_is_as_large_as_saves_time(call: float) -> None:
-    token = 1e-5
-    cost, tried = calibrated(call=call, token=token)
-    each = {size: call / size + token * WIDTH for size in (1, 2, 4, 8, 16, 32, 64, 128)}
-    saves = [1 - each[2 * size] / each[size] for size in list(each)[:-1]]
-    # Two doublings in a row that save next to nothing end it.
-    last = next((at for at in range(1, len(saves)) if max(saves[at - 1 : at + 1]) < 0.05), len(saves) - 1)
-    assert tried == list(each)[: last + 2]
-    each = {size: each[size] for size in tried}
-    # The smallest that comes within a twentieth of the best.
-    assert cost.best_batch == min(size for size in tried if each[size] <= 1.05 * min(each.values()))
-
-
-def test_without_a_cost_of_the_call_itself_a_batch_is_one_query() -> None:
-    assert calibrated(call=0.0)[0].best_batch == 1
-
-
-def test_the_largest_batch_is_a_bound() -> None:
-    cost, tried = calibrated(call=1.0, largest=8)
-    assert tried == [1, 2, 4, 8]
-    assert cost.best_batch == 8
-
-
-def test_larger_batches_are_not_tried_where_they_have_become_worse() -> None:
-    per_text = {1: 10.0, 2: 6.0, 4: 4.0, 8: 3.9, 16: 5.0, 32: 1.0}
-    cost, tried = calibrated({size: size * each for size, each in per_text.items()})
-    assert tried == [1, 2, 4, 8, 16]
-    assert cost.best_batch == 4
-
-
-def test_one_slow_call_of_three_does_not_decide() -> None:
-    calls = 0
-
-    def run(texts: int) -> tuple[int, float]:
-        nonlocal calls
-        calls += 1
-        return WIDTH, (10.0 if calls % 3 == 0 else 1e-3) + 1e-5 * texts * WIDTH
-
-    cost = EncodeCost()
-    cost.calibrate(run)
-    assert cost.best_batch == 128
-    assert cost.seconds(10, WIDTH) == pytest.approx(1e-3 + 1e-4 * WIDTH, rel=1e-3)
+    cost.calibrate(texts, encode, match)
+    assert cost.seconds(10, 7) == pytest.approx(1e-3 + 7e-3, rel=1e-2)
+    assert cost.best_batch == 100

@@ -5,19 +5,23 @@ from __future__ import annotations
 import gc
 import shutil
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from export.bundle.read import open_bundle
-from service.engine import EngineSettings
-from service.live.store import LiveStore, PhraseRecord
+from service.engine import Engine, EngineSettings
+from service.live.store import LiveStore, PhraseRecord, PhraseRow
 from service.options import MatchOptions
 from service.serving import Probes, RefusedError, Serving, newest_bundle
+from tests.integration.service.ads import LATER as LATER_MS
+from tests.integration.service.ads import Ad, ads_of, make_ads, write_bundle
 from tests.integration.service.swapping import damage, id_of, variant
 
 LONG_AGO = "2000-01-01T00:00:00+00:00"
@@ -303,7 +307,8 @@ def test_what_changed_after_the_bundle_was_made_stays_live(
     tmp_path: Path,
 ) -> None:
     serving = make(store)
-    add(serving, store, ("mine", "waterproof tent"), ("same", "Waterproof Boots"))
+    add(serving, store, ("mine", "waterproof tent"))
+    store.put([PhraseRecord("same", "Waterproof Boots", {"match_type": "broad"})])
     trained = variant(
         tiny_bundle,
         tmp_path / "trained",
@@ -319,6 +324,49 @@ def test_what_changed_after_the_bundle_was_made_stays_live(
     # It says what the live phrase says, so there is nothing to stand for.
     assert not engine.live.holds("same")
     assert best(serving, "x", 402).count("same") == 1
+
+
+def test_a_state_does_not_bring_back_a_text_from_before_the_bundle(
+    make: Callable[..., Serving],
+    store: LiveStore,
+    tiny_bundle: Path,
+    tmp_path: Path,
+) -> None:
+    serving = make(store)
+    add(serving, store, ("mine", "waterproof tent"))
+    now = (datetime.now(UTC) + timedelta(milliseconds=2)).isoformat()
+    time.sleep(0.01)
+    swap(
+        serving, variant(tiny_bundle, tmp_path / "new", renamed={100: ("mine", "trained tent")}, created=now)
+    )
+    for state in ("paused", "active"):
+        set_state(serving, store, "mine", state)
+    engine = serving.current.engine
+    assert engine.live is not None
+    assert not engine.live.holds("mine")
+    assert best(serving, "trained tent")[0] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("change", "stands"),
+    [
+        ({}, True),
+        ({"negative_keywords": None}, False),
+        ({"bid": 0.2}, False),
+        ({"market": "at"}, False),
+    ],
+)
+def test_a_phrase_of_the_bundle_stands_for_one_of_the_very_same_columns(
+    change: dict[str, Any], stands: bool, tmp_path: Path
+) -> None:
+    """One that was taken away is not there; a float32 of the bundle is the number that was given."""
+    columns = {"market": "de", "bid": 0.1, "negative_keywords": ["toy"]}
+    ads = [Ad("mine", "waterproof tent", columns), *make_ads(50, seed=3, broad=1.0)]
+    engine = Engine.load(write_bundle(tmp_path / "bundle", ads))
+    held = next(ad for ad in ads_of(engine) if ad.id == "mine").columns
+    given = {name: value for name, value in {**held, **columns, **change}.items() if value is not None}
+    row = PhraseRow("mine", "waterproof tent", given, "active", "live", LATER_MS, 1, LATER_MS)
+    assert engine.serves(engine.ids.find(["mine"])["mine"], row) is stands
 
 
 def test_changes_while_a_bundle_is_prepared_are_there_when_it_takes_over(

@@ -33,7 +33,7 @@ def say(what):
     print(json.dumps(what), flush=True)
 
 def plain(row):
-    return [row.id, row.text, row.columns, row.state, row.source, row.changed, row.sequence]
+    return [row.id, row.text, row.columns, row.state, row.source, row.changed, row.sequence, row.edited]
 
 say("start")
 store = LiveStore.open(folder)

@@ -141,9 +141,9 @@ def test_the_database_of_another_program(tmp_path: Path) -> None:
 def test_the_database_of_a_newer_version(tmp_path: Path) -> None:
     path = filled(tmp_path)
     with sqlite3.connect(path) as newer:
-        newer.execute("PRAGMA user_version = 2")
+        newer.execute("PRAGMA user_version = 3")
     newer.close()
-    with pytest.raises(DamagedError, match=r"live\.db has version 2 .* reads version 1") as refused:
+    with pytest.raises(DamagedError, match=r"live\.db has version 3 .* reads version 2") as refused:
         LiveStore.open(tmp_path)
     assert "Use the bidmatch that wrote it" in str(refused.value)
 

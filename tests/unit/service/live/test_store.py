@@ -67,6 +67,7 @@ def test_what_was_put_is_there_after_opening_again(tmp_path: Path) -> None:
         "live",
         rows[0].changed,
         1,
+        rows[0].changed,
     )
     assert before <= rows[0].changed <= time.time_ns() // 1_000_000
     assert [row.sequence for row in rows] == [1, 2]
@@ -158,7 +159,7 @@ def test_states_of_phrases_that_only_the_bundle_holds(store: LiveStore) -> None:
     assert store.last_sequence() == 0
     paused = store.set_state("b1", "paused", in_bundle=True)
     assert paused is not None
-    assert paused == PhraseRow("b1", None, {}, "paused", "bundle", paused.changed, 1)
+    assert paused == PhraseRow("b1", None, {}, "paused", "bundle", paused.changed, 1, 0)
     resumed = store.set_state("b1", "active", in_bundle=True)
     assert resumed is not None
     assert (resumed.state, resumed.source, resumed.sequence) == ("active", "bundle", 2)
@@ -401,3 +402,22 @@ class AgainstADictionary(RuleBasedStateMachine):
 
 TestAgainstADictionary = AgainstADictionary.TestCase
 TestAgainstADictionary.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+def test_states_leave_when_a_phrase_was_given(store: LiveStore) -> None:
+    (row,) = store.put([TENT])
+    time.sleep(0.002)
+    paused = store.set_state("p1", "paused", in_bundle=False)
+    assert paused is not None
+    assert paused.changed > row.changed
+    assert paused.edited == row.edited == row.changed
+
+
+def test_what_was_given_before_a_bundle_and_is_given_again_is_a_change(store: LiveStore) -> None:
+    (row,) = store.put([TENT])
+    assert store.put([TENT], since=row.edited - 1) == [row]
+    time.sleep(0.002)
+    (again,) = store.put([TENT], since=row.edited)
+    assert again.sequence == row.sequence + 1
+    assert again.edited > row.edited
+    assert store.put([TENT], since=row.edited) == [again]
