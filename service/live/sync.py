@@ -261,6 +261,20 @@ def prepared(
     return live, _follow(engine, live, store, 0, between)
 
 
+def link_ahead(live: LivePhrases, seconds: float) -> None:
+    """Link rows at low priority until all are linked, or so many seconds passed."""
+    until = time.monotonic() + seconds
+
+    def work() -> None:
+        give_way()
+        while time.monotonic() < until and live.link(_LINK_AT_ONCE):
+            pass
+
+    linking = threading.Thread(target=work, name="link", daemon=True)
+    linking.start()
+    linking.join()
+
+
 def _follow(
     engine: Engine,
     live: LivePhrases,
