@@ -130,7 +130,7 @@ def main() -> None:
         if "batch" in question:
             answer = {"per_second": tight_loop(engine, queries, k, **question)}
         else:
-            first = question.get("first", question.get("found"))
+            first = question.get("first", question.get("found")) % len(queries)
             some = (queries + queries)[first : first + question["count"]]
             answer = (
                 {"ids": found(engine, some, k)}
