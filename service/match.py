@@ -229,7 +229,7 @@ class Matcher:
     def _timeout(self, scope: Scope) -> float:
         for name, value in scope["headers"]:
             if name == TIMEOUT_HEADER:
-                most = self._settings.max_deadline_ms
+                most = self._settings.longest_deadline_ms
                 if not (value.isdigit() and len(value) < 10 and 1 <= int(value) <= most):
                     reason = f"must be a whole number of milliseconds, 1 to {most}"
                     raise problems.invalid(

@@ -247,7 +247,7 @@ class MatchRequests:
     """
 
     def __init__(self, settings: Settings):
-        self.max_deadline_ms = settings.max_deadline_ms
+        self.max_deadline_ms = settings.longest_deadline_ms
         self._max_query_chars, self._max_k = settings.max_query_chars, settings.max_k
         query = Annotated[
             StrictStr,

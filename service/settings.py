@@ -13,6 +13,7 @@ from service.engine import EngineSettings
 
 # A query that is encoded in less leaves the most of its time to Python.
 _CHEAP_S = 0.3e-3
+_LONGEST_MS = 10_000
 
 
 def usable_cpus() -> int:
@@ -70,8 +71,12 @@ class Settings(BaseSettings):
     deadline_ms: int = Field(
         1000, ge=1, le=3_600_000, description="a request not answered within this is answered 504"
     )
-    max_deadline_ms: int = Field(
-        10_000, ge=1, le=3_600_000, description="largest X-Request-Timeout-Ms, a request's own deadline"
+    max_deadline_ms: int | None = Field(
+        None,
+        ge=1,
+        le=3_600_000,
+        description="largest X-Request-Timeout-Ms, a request's own deadline; if not given 10000, or "
+        "deadline_ms where that is more",
     )
     cache_mb: int = Field(
         64, ge=0, le=1_000_000, description="memory for whole answers in a worker; 0 turns it off"
@@ -139,11 +144,16 @@ class Settings(BaseSettings):
                 f"queue_kb ({self.queue_kb}) is less than a request's {longest} characters (max_queries, "
                 "max_query_chars, max_body_bytes): such a request could never be taken"
             )
-        if self.max_deadline_ms < self.deadline_ms:
+        if self.longest_deadline_ms < self.deadline_ms:
             raise ValueError(
                 f"max_deadline_ms ({self.max_deadline_ms}) is less than deadline_ms ({self.deadline_ms})"
             )
         return self
+
+    @property
+    def longest_deadline_ms(self) -> int:
+        """The largest deadline that a request may ask for, in milliseconds."""
+        return max(_LONGEST_MS, self.deadline_ms) if self.max_deadline_ms is None else self.max_deadline_ms
 
     def batches_at_once(self, query_seconds: float) -> int:
         """Batches that one worker works on at once.

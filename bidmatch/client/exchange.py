@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 BACKOFF = 0.05
 DEADLINE_HEADER = "X-Request-Timeout-Ms"
-STOPPING, NOT_STORED = "stopping", "not-stored"
+STOPPING, CROWDED, NOT_STORED = "stopping", "too-many-connections", "not-stored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +288,8 @@ def seconds_asked_for(outcome: Outcome, repeatable: bool) -> float | None:
     if not isinstance(outcome, Reply):
         return None
     kind = from_response(503, outcome.body, None, "").kind if outcome.status == 503 else None
-    # The first two are said before any work, so that nothing is done twice.
-    if outcome.status == 429 or kind == STOPPING or (kind == NOT_STORED and repeatable):
+    # All but the last are said before any work, so that nothing is done twice.
+    if outcome.status == 429 or kind in (STOPPING, CROWDED) or (kind == NOT_STORED and repeatable):
         return parse_retry_after(outcome.retry_after) or 0.0
     return None
 

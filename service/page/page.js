@@ -4,7 +4,10 @@
 const at = (id) => document.getElementById(id);
 const form = at("form"), query = at("query"), k = at("k"), status = at("status"), problem = at("problem");
 const table = at("matches"), rows = at("rows"), timing = at("timing"), bundle = at("bundle"), json = at("json");
+const key = at("key"), keyed = at("keyed");
 const TYPING_PAUSE_MS = 120;
+// For as long as the tab is open, and for no other.
+const KEPT = "bidmatch.key";
 let pending = null, timer = 0;
 
 function make(tag, className, text) {
@@ -99,16 +102,21 @@ async function match() {
   try {
     const response = await fetch("match", {
       method: "POST",
-      headers: { "Content-Type": "application/json" },
+      headers: key.value
+        ? { "Content-Type": "application/json", Authorization: `Bearer ${key.value}` }
+        : { "Content-Type": "application/json" },
       body: JSON.stringify({ query: text, k: Number(k.value) }),
       signal: request.signal,
     });
     const answer = await response.json();
     if (request !== pending) return;
+    if (response.status === 401) keyed.hidden = false;
     if (!response.ok) return fail(answer.detail);
+    sessionStorage.setItem(KEPT, key.value);
     json.href = `match?${search}`;
     show(answer, serverMilliseconds(response.headers.get("Server-Timing")), performance.now() - started);
-    json.hidden = false;
+    // A link sends no key.
+    json.hidden = key.value !== "";
   } catch (error) {
     if (error.name !== "AbortError" && request === pending) fail("The service does not answer. Is it running?");
   } finally {
@@ -125,7 +133,10 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   match();
 });
-form.addEventListener("input", soon);
+form.addEventListener("input", (event) => {
+  // Half a key would be refused with each letter.
+  if (event.target !== key) soon();
+});
 document.addEventListener("keydown", (event) => {
   if (event.key === "/" && !(event.target instanceof HTMLInputElement)) {
     event.preventDefault();
@@ -138,6 +149,8 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+key.value = sessionStorage.getItem(KEPT) ?? "";
+keyed.hidden = key.value === "";
 const asked = new URLSearchParams(location.search);
 if (asked.get("k")) k.value = asked.get("k");
 if (asked.get("q")) {

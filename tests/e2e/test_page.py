@@ -210,6 +210,36 @@ def test_a_refusal_is_shown_and_the_next_answer_takes_its_place(page: Page) -> N
     assert not page.one("#problem").is_displayed()
 
 
+def test_a_key_is_asked_for_where_one_is_needed(
+    browser: WebDriver,
+    small_bundle: Path,
+    tmp_path: Path,
+    serving: Callable[..., AbstractContextManager[str]],
+) -> None:
+    """Shown after the first refusal, sent from then on, and forgotten with the tab."""
+    key = "of-this-test-0123456789abcdef"
+    keys = tmp_path / "api.keys"
+    keys.write_text(f"page: {key}\n")
+    keys.chmod(0o600)
+    with serving(small_bundle, "--auth", "on", "--api-keys-file", str(keys)) as url:
+        page = Page(browser, url)
+        assert not page.one("#key").is_displayed()
+        page.type("ceiling fan")
+        page.wait(lambda: page.one("#problem").is_displayed())
+        assert "key" in page.one("#problem").text
+        page.one("#key").send_keys("wrong", Keys.ENTER)
+        page.wait(lambda: "not known" in page.one("#problem").text)
+        page.one("#key").clear()
+        page.one("#key").send_keys(key, Keys.ENTER)
+        page.wait(lambda: page.all("#rows tr"))
+        assert not page.one("#problem").is_displayed()
+        assert not page.one("#json").is_displayed()
+        page.open(f"{url}/?q=garden+hose")
+        page.wait(lambda: page.all("#rows tr"))
+        browser.execute_script("sessionStorage.clear()")
+        browser.get_log("browser")
+
+
 def test_everything_has_a_name_and_nothing_comes_from_elsewhere(page: Page, address: str) -> None:
     page.type("ceiling fan")
     page.wait(lambda: page.all("#rows tr"))

@@ -41,6 +41,7 @@ def exchange(seconds: float = 1000, retries: int = 2, max_wait: float = 5) -> Ex
         (problem(429, "queue-full", "3"), 3, 3),
         (problem(503, "stopping"), 0, 0),
         (problem(503, "stopping", "2"), 2, 2),
+        (problem(503, "too-many-connections", "1"), 1, 1),
         (problem(503, "not-stored"), 0, None),
         (problem(503, "not-stored", "1"), 1, None),
         (problem(503, "not-ready"), None, None),

@@ -105,7 +105,10 @@ def test_a_queue_of_just_one_request_is_one() -> None:
         ({"queue": 10}, "could never be taken"),
         ({"queue_kb": 7, "max_queries": 8}, "could never be taken"),
         ({"queue_kb": 1, "max_body_bytes": 1001}, "could never be taken"),
-        ({"deadline_ms": 10_001}, r"max_deadline_ms \(10000\) is less than deadline_ms \(10001\)"),
+        (
+            {"deadline_ms": 501, "max_deadline_ms": 500},
+            r"max_deadline_ms \(500\) is less than deadline_ms",
+        ),
         ({"no_such_setting": 1}, "Extra inputs"),
     ],
 )
@@ -117,3 +120,16 @@ def test_what_can_not_be_is_refused(wrong: dict[str, object], reason: str) -> No
 def test_settings_stay_as_they_are() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         settings().port = 1
+
+
+@pytest.mark.parametrize(
+    ("given", "longest"),
+    [
+        ({}, 10_000),
+        ({"deadline_ms": 20_000}, 20_000),
+        ({"max_deadline_ms": 2000}, 2000),
+        ({"max_deadline_ms": 60_000}, 60_000),
+    ],
+)
+def test_the_longest_deadline_follows_the_usual_one(given: dict[str, object], longest: int) -> None:
+    assert settings(**given).longest_deadline_ms == longest
