@@ -113,8 +113,8 @@ class Batcher(Generic[Options, Answer]):
         batch: queries that a batch has at most, asked anew for each.
         queue: most queries waiting.
         queue_bytes: most characters of queries waiting.
-        on_batch: told the number of queries of each batch, and the seconds that the requests which it begins
-            have waited.
+        on_batch: told of each batch when its answers are on their way: the seconds that the requests which it
+            began had waited; the options of each query; the answers, None where the work failed.
 
     Attributes:
         depth: queries waiting.
@@ -129,14 +129,16 @@ class Batcher(Generic[Options, Answer]):
         batch: Callable[[], int],
         queue: int,
         queue_bytes: int,
-        on_batch: Callable[[int, list[float]], None] = lambda _size, _waits: None,
+        on_batch: Callable[
+            [list[float], list[Options], Sequence[Answer] | None], None
+        ] = lambda _waits, _options, _answers: None,
     ):
         self._run, self._batch, self._on_batch = run, batch, on_batch
         self._queue, self._queue_bytes, self._threads = queue, queue_bytes, threads
         self._lock = threading.Lock()
-        self._some = threading.Condition(self._lock)
         self._waiting: deque[Job[Options, Answer]] = deque()
-        self._idle = 0
+        # What wakes each idle thread, the one that worked last on top: its caches are the warmest.
+        self._idle: list[threading.Semaphore] = []
         self.depth = self._bytes = 0
         self.closed = self._stopped = False
         self._pace = Pace(threads)
@@ -172,8 +174,9 @@ class Batcher(Generic[Options, Answer]):
             self._waiting.append(job)
             self.depth += len(queries)
             self._bytes += size
-            if self._idle:
-                self._some.notify()
+            bell = self._idle.pop() if self._idle else None
+        if bell is not None:
+            bell.release()
         timer = loop.call_later(timeout, self._late, job)
         job.answer.add_done_callback(lambda _: self._over(job, timer))
         return job
@@ -209,25 +212,26 @@ class Batcher(Generic[Options, Answer]):
         job._taken = len(job.queries)
 
     def _serve(self) -> None:
+        bell = threading.Semaphore(0)
+        size = 0
         while True:
             with self._lock:
+                self._in_work -= size
                 slices = self._take()
-                while not slices:
-                    if self._stopped:
-                        return
-                    self._idle += 1
-                    self._some.wait()
-                    self._idle -= 1
-                    slices = self._take()
                 size = sum(end - start for _, start, end in slices)
                 self._in_work += size
-            self._work(slices)
-            with self._lock:
-                self._in_work -= size
+                if not slices:
+                    if self._stopped:
+                        return
+                    self._idle.append(bell)
+            if slices:
+                self._work(slices)
+            else:
+                bell.acquire()
 
     def _take(self) -> list[tuple[Job[Options, Answer], int, int]]:
         """The next batch, as slices of jobs: this thread's share of what waited longest. Holds the lock."""
-        share = -(-self.depth // (1 + self._idle))
+        share = -(-self.depth // (1 + len(self._idle)))
         room = min(self._batch(), share)
         slices: list[tuple[Job[Options, Answer], int, int]] = []
         now = time.perf_counter()
@@ -251,7 +255,7 @@ class Batcher(Generic[Options, Answer]):
                 self._bytes -= job._size
         self._waiting.extend(unfinished)
         if self._waiting and self._idle:
-            self._some.notify()
+            self._idle.pop().release()
         return slices
 
     def _work(self, slices: list[tuple[Job[Options, Answer], int, int]]) -> None:
@@ -261,7 +265,6 @@ class Batcher(Generic[Options, Answer]):
         for job, start, end in slices:
             queries += job.queries[start:end]
             options += [job.options] * (end - start)
-        self._on_batch(len(queries), [started - job.since for job, start, _ in slices if not start])
         answers: Sequence[Answer] | BaseException
         try:
             answers = self._run(queries, options)
@@ -272,6 +275,8 @@ class Batcher(Generic[Options, Answer]):
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._deliver, slices, answers)
+        waits = [started - job.since for job, start, _ in slices if not start]
+        self._on_batch(waits, options, None if isinstance(answers, BaseException) else answers)
 
     def _deliver(
         self, slices: list[tuple[Job[Options, Answer], int, int]], answers: Sequence[Answer] | BaseException
@@ -296,7 +301,8 @@ class Batcher(Generic[Options, Answer]):
             with self._lock:
                 if not (self.depth or self._in_work):
                     self._stopped = True
-                    self._some.notify_all()
+                    while self._idle:
+                        self._idle.pop().release()
                     break
             await asyncio.sleep(0.005)
         for thread in self._pool:

@@ -90,7 +90,7 @@ class Matcher:
             batch=self._batch,
             queue=settings.queue,
             queue_bytes=settings.queue_kb * 1000,
-            on_batch=telemetry.batch_started,
+            on_batch=self._counted,
         )
 
     @property
@@ -119,9 +119,16 @@ class Matcher:
         return answers  # type: ignore[return-value]
 
     def _of_one(self, loaded: Loaded, queries: list[str], options: list[MatchOptions]) -> Sequence[Answer]:
-        answers = answer_each(loaded.engine, queries, options, guarded=loaded.cache.on)
-        self._telemetry.batch_done(loaded.engine, answers)
-        return answers
+        return answer_each(loaded.engine, queries, options, guarded=loaded.cache.on)
+
+    def _counted(self, waits: list[float], pinned: list[Pinned], answers: Sequence[Answer] | None) -> None:
+        """Count a batch, on a thread of the pool."""
+        self._telemetry.batch_started(len(pinned), waits)
+        if answers is None:
+            return
+        for loaded in {id(one.loaded): one.loaded for one in pinned}.values():
+            mine = [answer for one, answer in zip(pinned, answers, strict=True) if one.loaded is loaded]
+            self._telemetry.batch_done(loaded.engine, mine)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer `POST /match`."""

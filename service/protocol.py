@@ -110,6 +110,10 @@ class Client:
         self._protocol: _Protocol | None = None
         self._cycle: RequestResponseCycle | None = None
 
+    def forget(self) -> None:
+        """Let go of the request, whose scope holds this: the ring would wait for the garbage collector."""
+        self._protocol = self._cycle = None
+
     def whole_body(self) -> bytes | None:
         """The request's body, if all of it is here and nobody has read of it; else None."""
         cycle = self._cycle
@@ -308,6 +312,8 @@ class _Protocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        if self._client is not None:
+            self._client.forget()
         self._running = self._client = None
         super().on_response_complete()
         if self._running is not None:
@@ -403,6 +409,7 @@ class _Protocol(HttpToolsProtocol):
         running.disconnected = True
         running.message_event.set()
         client.lost = True
+        client.forget()
         if client.on_lost is not None:
             client.on_lost()
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import resource
@@ -21,7 +22,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from service.protocol import CLIENT, LINGER_S, RELIED_ON, Limits, protocol_class
+from service.protocol import CLIENT, LINGER_S, RELIED_ON, Client, Limits, protocol_class
 
 PROBLEM = b"content-type: application/problem+json"
 PATIENCE_S = 20
@@ -590,6 +591,30 @@ def test_a_connection_that_is_lost_with_a_second_request_waiting(service: Callab
 
 
 # uvicorn
+
+
+def test_requests_leave_nothing_for_the_garbage_collector(service: Callable) -> None:
+    """A ring of objects a request means a collection now and then, which holds up all requests for long."""
+    gc.collect()
+    gc.disable()
+    try:
+        with service() as running:
+            with running.connect() as client:
+                for _ in range(20):
+                    client.sendall(get("/a"))
+                    answer(client)
+            with running.connect() as leaving:
+                leaving.sendall(get("/wait"))
+                until(lambda: len(running.asked) == 21)
+            until(lambda: running.lost)
+            until(lambda: not running.server.server_state.tasks)
+            running.clients.clear()
+            until(lambda: not running.connections)
+            held = [one for one in gc.get_objects() if type(one) is Client]
+            # The last request of a connection is held by it, and that may be about to go.
+            assert len(held) <= 2
+    finally:
+        gc.enable()
 
 
 def test_uvicorn_has_what_is_relied_on(service: Callable) -> None:

@@ -132,7 +132,7 @@ def test_what_waits_is_shared_out_among_the_threads_that_are_free() -> None:
         work = Work()
         work.go.clear()
         batches = batcher(work, threads=4, queue=100, batch=lambda: 100)
-        await until(lambda: batches._idle == 4)
+        await until(lambda: len(batches._idle) == 4)
         eight = batches.submit([str(i) for i in range(8)], 1, 5.0)
         await until(lambda: len(work.calls) == 4)
         assert work.sizes == [2, 2, 2, 2]
@@ -146,7 +146,7 @@ def test_threads_that_are_busy_get_no_share() -> None:
     async def scene() -> None:
         work = Work()
         batches = batcher(work, threads=3, queue=100, batch=lambda: 100)
-        await until(lambda: batches._idle == 3)
+        await until(lambda: len(batches._idle) == 3)
         held = await hold(work, batches)
         six = batches.submit([str(i) for i in range(6)], 1, 5.0)
         await until(lambda: len(work.calls) == 3)
@@ -423,12 +423,16 @@ def test_batches_and_waits_are_reported() -> None:
     async def scene() -> None:
         seen: list[tuple[int, list[float]]] = []
         work = Work()
-        batches = batcher(work, queue=100, on_batch=lambda size, waits: seen.append((size, waits)))
+        batches = batcher(
+            work, queue=100, on_batch=lambda waits, options, _: seen.append((len(options), waits))
+        )
         held = await hold(work, batches)
         jobs = [batches.submit(queries, 1, 5.0) for queries in (["a", "b"], list("cdefg"))]
         await asyncio.sleep(0.02)
         work.go.set()
         await asyncio.gather(held.answer, *(job.answer for job in jobs))
+        # After the answers are on their way.
+        await until(lambda: len(seen) == 3)
         # A request waited until its first slice was begun.
         assert [(size, len(waits)) for size, waits in seen] == [(1, 1), (4, 2), (3, 0)]
         assert all(wait >= 0.02 for wait in seen[1][1])
