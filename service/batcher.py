@@ -15,12 +15,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from service.priority import follow_the_loop
+
 Options = TypeVar("Options")
 Answer = TypeVar("Answer")
 
 # A request is refused where what is ahead of it would take this share of its timeout: accepted and then given
-# up, it would only have cost work.
-_MOST_WAITING = 0.7
+# up, it would only have cost work. The rest is for its own batch, and for what takes longer than of late.
+_MOST_WAITING = 0.5
 # Batches whose time tells how long the next ones take.
 _BATCHES_REMEMBERED = 16
 
@@ -212,6 +214,7 @@ class Batcher(Generic[Options, Answer]):
         job._taken = len(job.queries)
 
     def _serve(self) -> None:
+        follow_the_loop()
         bell = threading.Semaphore(0)
         size = 0
         while True:

@@ -86,7 +86,7 @@ class Matcher:
         self._deadline = settings.deadline_ms / 1000
         self.batcher: Batcher[Pinned, Answer] = Batcher(
             self._run,
-            threads=settings.batches_at_once(_query_seconds(serving.current.engine)),
+            threads=settings.batches_at_once(query_seconds(serving.current.engine)),
             batch=self._batch,
             queue=settings.queue,
             queue_bytes=settings.queue_kb * 1000,
@@ -308,7 +308,7 @@ class Matcher:
                 client.on_lost = None
 
 
-def _query_seconds(engine: Engine) -> float:
+def query_seconds(engine: Engine) -> float:
     """Seconds that encoding a query of usual length takes in a batch; infinite where not measured."""
     cost = engine.cost
     if cost is None:

@@ -155,6 +155,11 @@ class Settings(BaseSettings):
         """The largest deadline that a request may ask for, in milliseconds."""
         return max(_LONGEST_MS, self.deadline_ms) if self.max_deadline_ms is None else self.max_deadline_ms
 
+    @staticmethod
+    def is_cheap(query_seconds: float) -> bool:
+        """Whether Python is the cost of a query that takes so long to encode."""
+        return query_seconds < _CHEAP_S
+
     def batches_at_once(self, query_seconds: float) -> int:
         """Batches that one worker works on at once.
 
@@ -164,7 +169,7 @@ class Settings(BaseSettings):
         """
         if self.threads is not None:
             return self.threads
-        if query_seconds < _CHEAP_S:
+        if self.is_cheap(query_seconds):
             return 1
         return max(1, usable_cpus() // (self.workers * self.encoder_threads))
 

@@ -26,6 +26,7 @@ from service.app import App, refused
 from service.channel import Channel
 from service.live.store import LiveStore
 from service.logs import announcer, log_config
+from service.match import query_seconds
 from service.problems import ProblemError
 from service.protocol import Limits, allow_connections, protocol_class
 from service.security import Guard
@@ -219,9 +220,11 @@ def work(
         timeout_keep_alive=max(1, settings.keep_alive_ms // 1000),
         timeout_graceful_shutdown=-(-settings.shutdown_ms // 1000),
     )
-    # The event loop lets go of the GIL with each socket's turn and takes it back before the thread that waits
-    # is awake, which also starts that thread's time anew: at 5 ms batches would wait until the loop is idle.
-    sys.setswitchinterval(_SWITCH_S)
+    if settings.is_cheap(query_seconds(serving.current.engine)):
+        # The event loop lets go of the GIL with each socket's turn and takes it back before the thread that
+        # waits is awake, which also starts that thread's time anew: at the usual 5 ms its batches wait until
+        # the loop is idle. Where encoding takes long, the loop's own time is worth more.
+        sys.setswitchinterval(_SWITCH_S)
     # What is there now stays: no collection need look at it again, and those of what requests leave are rare.
     gc.collect()
     gc.freeze()
