@@ -49,7 +49,7 @@ from export.bundle import format as fmt
 from export.bundle.read import open_bundle, read_manifest
 from export.bundle.write import finish, write_phrases
 from service.engine import Engine
-from service.live.store import LiveStore
+from service.live.store import SCHEMA_VERSION, LiveStore
 from service.options import MatchOptions
 from service.rules.filters import parse_filter
 
@@ -67,7 +67,7 @@ def live_texts(count: int, seed: int) -> list[str]:
 
 def filled(work: Path, bundle: Path, recipe: Recipe, count: int) -> Path:
     """A folder of so many live phrases with their vectors for the bundle, made where need be."""
-    folder = work / f"{recipe.name}-live-{count}"
+    folder = work / f"{recipe.name}-live-{count}-v{SCHEMA_VERSION}"
     if folder.is_dir():
         with LiveStore.open(folder) as store:
             if sum(store.count().values()) == count:

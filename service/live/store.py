@@ -43,13 +43,14 @@ State = Literal["active", "paused", "removed"]
 Source = Literal["live", "bundle"]
 
 FILE_NAME = "live.db"
+SCHEMA_VERSION = 2
 # SQLite before 3.32 takes no more than 999 parameters.
 _IDS_A_QUERY = 500
 _VECTORS_A_TRANSACTION = 1000
 
 _SCHEMA = Schema(
     application_id=int.from_bytes(b"bidm", "big"),
-    version=2,
+    version=SCHEMA_VERSION,
     tables="""
         CREATE TABLE phrases (
             id TEXT NOT NULL PRIMARY KEY,
