@@ -17,7 +17,7 @@ class Renderer:
         texts: uint8.
 
     Raises:
-        ValueError: there are more ids than texts, or offsets lead beyond the data.
+        ValueError: there are not as many ids as texts, or offsets lead beyond the data.
     """
 
     def __init__(

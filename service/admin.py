@@ -35,7 +35,6 @@ Result = TypeVar("Result")
 # A change is durable when it is acknowledged, and visible in this worker, unless that takes longer than this.
 _VISIBLE_WITHIN_S = 5.0
 _WORKERS = 2
-_SHOWN_CHARS = 100
 
 
 class Reloads(Protocol):
@@ -140,7 +139,7 @@ class Phrases:
     def _put(self, phrases: list[Any], store: LiveStore) -> list[PhraseRow]:
         engine = self._serving.current.engine
         wrong = [
-            FieldError(where=f"body.phrases.{at}.columns.{name[:_SHOWN_CHARS]}", reason=reason)
+            FieldError(where=f"body.phrases.{at}.columns.{name[: problems.SHOWN_CHARS]}", reason=reason)
             for at, phrase in enumerate(phrases)
             for name, reason in problems_of(phrase.columns, engine.phrase_columns)
         ]

@@ -17,7 +17,7 @@ from starlette.routing import Match, Route
 
 MEDIA_TYPE = "application/problem+json"
 # Of a name that a client made up.
-_SHOWN_CHARS = 100
+SHOWN_CHARS = 100
 
 _log = logging.getLogger("bidmatch.service")
 
@@ -109,7 +109,7 @@ def field_errors(raw: Sequence[Any], start: tuple[str, ...] = ()) -> list[FieldE
     """Pydantic's errors as field errors; what the client sent is not repeated."""
     return [
         FieldError(
-            where=".".join(str(part)[:_SHOWN_CHARS] for part in (*start, *error["loc"])) or "body",
+            where=".".join(str(part)[:SHOWN_CHARS] for part in (*start, *error["loc"])) or "body",
             reason=str(error["msg"]).removeprefix("Value error, "),
         )
         for error in raw

@@ -154,7 +154,7 @@ class Serving:
         if self._store is not None:
             loaded.live = prepared(loaded.engine, self._store)
             loaded.engine.live = loaded.live[0]
-            # What is not linked is compared row by row: a millisecond a query for some ten thousand rows.
+            # What is not linked each search compares row by row.
             link_ahead(loaded.live[0], _LINKING_S)
         loaded.probed = self._probe(loaded.engine)
         return loaded

@@ -35,8 +35,8 @@ from bench.serving.bundles import WORK, bundle_of, queries_of
 from bench.serving.load import raise_file_limit
 from bench.serving.processes import Server, bidmatch, end_in_order, flags_for, serve_options
 from bench.serving.recipe import minilm
-from bench.serving.watch import call
-from bidmatch.base.console import emit_json, say
+from bench.serving.watch import call, conclude
+from bidmatch.base.console import say
 from bidmatch.base.errors import BidmatchError
 
 ASKERS, ADDERS = 8, 4
@@ -299,15 +299,7 @@ def main(work: Path, phrases: int, bundle: Path | None, count: int, workers: int
         served = bundle or bundle_of(work, minilm(phrases), queries)
         flags = flags_for(serve_options(), workers=workers, live=Path(folder) / "live")
         result = kills(served, queries, logs, flags, count, workers)
-    if as_json:
-        emit_json(result)
-    else:
-        show(result)
-    wrong = faults(result)
-    for fault in wrong:
-        say(f"MISSED: {fault}")
-    if wrong:
-        raise SystemExit(1)
+    conclude(result, show, faults(result), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ from bench.serving.figures import ratios, spread
 from bench.serving.load import Job, load, raise_file_limit
 from bench.serving.processes import Server, bidmatch, end_in_order, flags_for, serve_options
 from bench.serving.recipe import Recipe, bag, minilm
-from bench.serving.watch import call
-from bidmatch.base.console import emit_json, say
+from bench.serving.watch import call, conclude
+from bidmatch.base.console import say
 from bidmatch.base.errors import BidmatchError
 from bidmatch.base.files import atomic_dir
 from bidmatch.demo.inventory import inventory
@@ -344,15 +344,7 @@ def main(
             )
         if filter_queries:
             result |= filters(bundle_of(work, minilm(phrases), queries), queries, filter_queries)
-    if as_json:
-        emit_json(result)
-    else:
-        show(result)
-    wrong = missed(result)
-    for fault in wrong:
-        say(f"MISSED: {fault}")
-    if wrong:
-        raise SystemExit(1)
+    conclude(result, show, missed(result), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ from bench.serving.bundles import WORK, K, bundle_of, queries_of
 from bench.serving.load import Job, Load, finish_load, load, raise_file_limit, start_load
 from bench.serving.processes import Server, bidmatch, end_in_order, flags_for, serve_options
 from bench.serving.recipe import minilm
-from bench.serving.watch import Watch, calls_to, median_between, of_calls
-from bidmatch.base.console import emit_json, say
+from bench.serving.watch import Watch, calls_to, conclude, median_between, of_calls
+from bidmatch.base.console import say
 from bidmatch.base.errors import BidmatchError
 
 PEAK_CONNECTIONS, PEAK_S, CALM_S = 64, 8.0, 5.0
@@ -202,15 +202,7 @@ def main(
         flags = flags_for(serve_options(), workers=workers, cache_mb=0)
         with bidmatch("overload", bundle, logs, flags) as server:
             result = overload(server, bodies, scratch, seconds, times, connections)
-    if as_json:
-        emit_json(result)
-    else:
-        show(result)
-    wrong = faults(result)
-    for fault in wrong:
-        say(f"MISSED: {fault}")
-    if wrong:
-        raise SystemExit(1)
+    conclude(result, show, faults(result), as_json=as_json)
 
 
 if __name__ == "__main__":

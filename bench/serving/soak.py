@@ -29,8 +29,8 @@ from bench.serving.bundles import WORK, bundle_of, queries_of, twin_of
 from bench.serving.load import Job, finish_load, load, raise_file_limit, start_load
 from bench.serving.processes import Server, bidmatch, end_in_order, flags_for, serve_options
 from bench.serving.recipe import minilm
-from bench.serving.watch import Watch, call, median_between
-from bidmatch.base.console import emit_json, say
+from bench.serving.watch import Watch, call, conclude, median_between
+from bidmatch.base.console import say
 from bidmatch.base.errors import BidmatchError
 
 KS = range(5, 15)
@@ -238,15 +238,7 @@ def main(work: Path, phrases: int, minutes: float, swap_seconds: float, workers:
         flags = flags_for(serve_options(), workers=workers, live=scratch / "live")
         with bidmatch("soak", bundles[0], logs, flags) as server:
             result = soak(server, bundles, queries, scratch, minutes, swap_seconds)
-    if as_json:
-        emit_json(result)
-    else:
-        show(result)
-    wrong = faults(result)
-    for fault in wrong:
-        say(f"MISSED: {fault}")
-    if wrong:
-        raise SystemExit(1)
+    conclude(result, show, faults(result), as_json=as_json)
 
 
 if __name__ == "__main__":

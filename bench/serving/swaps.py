@@ -29,8 +29,8 @@ from bench.serving.bundles import WORK, K, bundle_of, queries_of, twin_of
 from bench.serving.load import Job, load, raise_file_limit
 from bench.serving.processes import Server, bidmatch, end_in_order, flags_for, serve_options
 from bench.serving.recipe import minilm
-from bench.serving.watch import call
-from bidmatch.base.console import emit_json, say
+from bench.serving.watch import call, conclude
+from bidmatch.base.console import say
 from bidmatch.base.errors import BidmatchError
 
 PEAK_CONNECTIONS, PEAK_S, CONNECTIONS, ROUND_S = 64, 8.0, 256, 20.0
@@ -220,15 +220,7 @@ def main(
                 if status != 200:
                     raise BidmatchError(f"POST /phrases: {status} {content[:300]!r}")
             result = swaps(server, bundles, bodies, scratch, count, pause)
-    if as_json:
-        emit_json(result)
-    else:
-        show(result)
-    wrong = faults(result)
-    for fault in wrong:
-        say(f"MISSED: {fault}")
-    if wrong:
-        raise SystemExit(1)
+    conclude(result, show, faults(result), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from bench.serving.processes import Server
+from bidmatch.base.console import emit_json, say
 
 
 def call(
@@ -106,3 +107,21 @@ def median_between(
 ) -> float:
     """Median of a field of what was seen in [start, end)."""
     return float(np.median([value[field] for moment, value in seen if start <= moment < end]))
+
+
+def conclude(
+    result: dict[str, Any], show: Callable[[dict[str, Any]], None], faults: list[str], *, as_json: bool
+) -> None:
+    """Give out a result, as JSON or by `show`, then name its faults.
+
+    Raises:
+        SystemExit: there are faults; with 1.
+    """
+    if as_json:
+        emit_json(result)
+    else:
+        show(result)
+    for fault in faults:
+        say(f"MISSED: {fault}")
+    if faults:
+        raise SystemExit(1)

@@ -182,25 +182,6 @@ def test_the_network_needs_keys_unless_that_is_said_aloud(tiny_bundle: Path, sta
         assert httpx.get(f"{server.url}/match", params={"q": "tent"}).status_code == 200
 
 
-def has_cuda() -> bool:
-    return Path("/proc/driver/nvidia/version").exists()
-
-
-@pytest.mark.skipif(has_cuda(), reason="there is a GPU")
-def test_without_a_gpu_cuda_is_refused_and_auto_degrades_aloud(tiny_bundle: Path, start: Callable) -> None:
-    done = serve("--bundle", str(tiny_bundle), "--port", "0", "--provider", "cuda")
-    assert done.returncode == 2, done.stderr
-    assert "cuda" in done.stderr.lower()
-    assert "Traceback" not in done.stderr
-    with start("--provider", "auto", "--workers", "2") as server, httpx.Client(base_url=server.url) as client:
-        assert any(line.startswith("encoding on the CPU, for CUDA does not work") for line in server.said)
-        ready = client.get("/readyz").json()
-        assert (ready["status"], ready["provider"]) == ("ready", "cpu")
-        assert ready["degraded"]
-        assert "bidmatch_degraded 2.0" in client.get("/metrics").text
-        assert client.post("/match", json={"query": "tent"}).status_code == 200
-
-
 def test_live_phrases_survive_the_service(start: Callable, tmp_path: Path) -> None:
     phrase = {"id": "new", "text": "green waterproof tent for kids", "columns": {"match_type": "exact"}}
     with start("--live", str(tmp_path / "live"), "--workers", "2") as server:
