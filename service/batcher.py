@@ -2,8 +2,8 @@
 
 A thread that is free takes what waits, so alone a request waits for nothing; while all are busy requests
 gather, and the batches grow up to the size that measurement found worth it. What waits is shared out among
-the threads that are free, and a request of many queries is worked on in slices, between which others have
-their turn.
+the threads, those at work included, for they are free soon; and a request of many queries is worked on in
+slices, between which others have their turn.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ Answer = TypeVar("Answer")
 # A request is refused where what is ahead of it would take this share of its timeout: accepted and then given
 # up, it would only have cost work. The rest is for its own batch, and for what takes longer than of late.
 _MOST_WAITING = 0.5
+# So few queries are not shared out further among threads that are at work: a batch by itself costs, too.
+_WHOLE = 4
 # Batches whose time tells how long the next ones take.
 _BATCHES_REMEMBERED = 16
 
@@ -234,8 +236,7 @@ class Batcher(Generic[Options, Answer]):
 
     def _take(self) -> list[tuple[Job[Options, Answer], int, int]]:
         """The next batch, as slices of jobs: this thread's share of what waited longest. Holds the lock."""
-        share = -(-self.depth // (1 + len(self._idle)))
-        room = min(self._batch(), share)
+        room = min(self._batch(), self._share())
         slices: list[tuple[Job[Options, Answer], int, int]] = []
         now = time.perf_counter()
         unfinished = []
@@ -260,6 +261,13 @@ class Batcher(Generic[Options, Answer]):
         if self._waiting and self._idle:
             self._idle.pop().release()
         return slices
+
+    def _share(self) -> int:
+        """The queries of all that wait that are this thread's."""
+        idle = len(self._idle)
+        if idle:
+            return -(-self.depth // (1 + idle))
+        return max(min(self.depth, _WHOLE), -(-self.depth // self._threads))
 
     def _work(self, slices: list[tuple[Job[Options, Answer], int, int]]) -> None:
         queries: list[str] = []

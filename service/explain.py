@@ -178,7 +178,7 @@ def _dropped(
         return "the query has no text"
     if live is not None and mine and live.view.bundle_row_is_off(local):
         return state or "paused, removed, or changed by a live phrase"
-    ids, _, _ = engine.named(live).take(np.array([row]))
+    ids = engine.named(live).ids(np.array([row]))
     if options.allow is not None and ids[0] not in options.allow:
         return "allow: not in the list"
     if ids[0] in options.deny:

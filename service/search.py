@@ -215,7 +215,7 @@ class Search:
 
     def _distinct(self, pairs: Pairs) -> Pairs:
         """The first pair of each query and text, of pairs in their order."""
-        _, texts, _ = PhraseTable(self._engine.table, self.live, ()).take(pairs.rows)
+        texts = PhraseTable(self._engine.table, self.live, ()).texts(pairs.rows)
         seen: set[tuple[int, str]] = set()
         keep = np.zeros(len(texts), bool)
         for at, (position, phrase) in enumerate(zip(pairs.positions.tolist(), texts, strict=True)):

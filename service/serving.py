@@ -224,8 +224,8 @@ class Serving:
                 f"{before.bundle_id} matches ({time.perf_counter() - started:.1f} s)",
                 hint="Is it the right bundle? A restart takes it untried.",
             )
-        ids = engine.named(found.live).take(found.rows)[0]
-        known_ids = before.named(known.live).take(known.rows)[0]
+        ids = engine.named(found.live).ids(found.rows)
+        known_ids = before.named(known.live).ids(known.rows)
         same = total = 0
         for i in range(len(queries)):
             mine = set(ids[found.offsets[i] : found.offsets[i + 1]])

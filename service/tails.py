@@ -37,8 +37,7 @@ class Tails:
         found = [kept.get(row) for row in wanted]
         missing = [at for at, one in enumerate(found) if one is None]
         if missing:
-            _, _, columns = table.take(rows[missing])
-            for at, own in zip(missing, columns, strict=True):
+            for at, own in zip(missing, table.columns(rows[missing]), strict=True):
                 made = found[at] = _tail(own)
                 if wanted[at] < self._count:
                     kept[wanted[at]] = made

@@ -142,7 +142,7 @@ def test_what_waits_is_shared_out_among_the_threads_that_are_free() -> None:
     play(scene)
 
 
-def test_threads_that_are_busy_get_no_share() -> None:
+def test_threads_that_are_at_work_get_no_share_while_others_are_free() -> None:
     async def scene() -> None:
         work = Work()
         batches = batcher(work, threads=3, queue=100, batch=lambda: 100)
@@ -153,6 +153,24 @@ def test_threads_that_are_busy_get_no_share() -> None:
         assert work.sizes == [1, 3, 3]
         work.go.set()
         await asyncio.gather(held.answer, six.answer)
+
+    play(scene)
+
+
+def test_threads_that_are_all_at_work_share_what_gathers_but_not_the_last_few() -> None:
+    async def scene() -> None:
+        work = Work()
+        work.go.clear()
+        batches = batcher(work, threads=2, queue=100, batch=lambda: 100)
+        await until(lambda: len(batches._idle) == 2)
+        held = []
+        for name in "ab":
+            held.append(batches.submit([name], 1, 5.0))
+            await until(lambda: len(work.calls) == len(held))
+        many = batches.submit([str(i) for i in range(20)], 1, 5.0)
+        work.go.set()
+        await asyncio.gather(*(one.answer for one in held), many.answer)
+        assert work.sizes == [1, 1, 10, 5, 4, 1]
 
     play(scene)
 
