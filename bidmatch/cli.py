@@ -99,7 +99,7 @@ def main() -> None:
                 raise
             raise MissingDependencyError(
                 f"this command needs the package {missing.name}, which is not installed",
-                hint="Install the training extra: pip install 'bidmatch[train]'",
+                hint="Install the training extra: pip install '.[train]' in bidmatch's folder",
             ) from missing
     except SystemExit as done:
         _leave(done.code)

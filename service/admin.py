@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from bidmatch.base import text
-from bidmatch.base.errors import InputError
+from bidmatch.base.errors import DamagedError, InputError
 from service import problems
 from service.engine import Engine
 from service.live.columns import problems_of
@@ -90,35 +91,34 @@ class Phrases:
         """A phrase as it is now.
 
         Raises:
-            ProblemError: 404 there is none.
+            ProblemError: 404 there is none, 503 the store cannot be read.
         """
         return await self.off_loop(partial(self._get, id))
 
     def stored(self, ids: Sequence[str]) -> list[PhraseRow]:
-        """The stored states of those phrases that were ever changed; reads the disk."""
+        """The stored states of those phrases that were ever changed; reads the disk.
+
+        Raises:
+            ProblemError: 503 the store cannot be read.
+        """
         if self._store is None:
             return []
-        return [row for row in map(self._store.get, ids) if row is not None]
+        with _store_problems("store-unreadable"):
+            return [row for row in map(self._store.get, ids) if row is not None]
 
     async def _change(self, work: Callable[[LiveStore], list[PhraseRow]]) -> list[dict[str, Any]]:
         store = self._required()
 
         def change() -> list[dict[str, Any]]:
-            try:
-                rows = work(store)
-            except StateError as error:
-                raise ProblemError(
-                    409, "phrase-removed", f"{error.reason}. {error.hint or ''}".strip()
-                ) from None
-            except InputError as error:
-                raise problems.invalid([FieldError(where="body.phrases", reason=error.reason)]) from None
-            except StoreError as error:
-                raise ProblemError(
-                    503,
-                    "not-stored",
-                    f"{error.reason} The call can be repeated.",
-                    headers={"Retry-After": "1"},
-                ) from None
+            with _store_problems("not-stored"):
+                try:
+                    rows = work(store)
+                except StateError as error:
+                    raise ProblemError(
+                        409, "phrase-removed", f"{error.reason}. {error.hint or ''}".strip()
+                    ) from None
+                except InputError as error:
+                    raise problems.invalid([FieldError(where="body.phrases", reason=error.reason)]) from None
             sync = self._serving.sync
             if sync is not None and rows:
                 sync.wait_for(max(row.sequence for row in rows), _VISIBLE_WITHIN_S)
@@ -166,10 +166,23 @@ class Phrases:
 
     def _get(self, id: str) -> dict[str, Any]:
         engine = self._serving.current.engine
-        row = None if self._store is None else self._store.get(id)
+        row = next(iter(self.stored([id])), None)
         if row is None and not engine.ids.find([id]):
             raise _unknown(id)
         return _shown(engine, id, row)
+
+
+@contextmanager
+def _store_problems(kind: str) -> Iterator[None]:
+    """Failures of the store as what to answer: a problem of this kind, or that the store is damaged."""
+    try:
+        yield
+    except StoreError as error:
+        raise ProblemError(
+            503, kind, f"{error.reason} The call can be repeated.", headers={"Retry-After": "1"}
+        ) from None
+    except DamagedError as error:
+        raise ProblemError(503, "store-damaged", f"{error.reason}. {error.hint}") from None
 
 
 def _unknown(id: str) -> ProblemError:

@@ -210,6 +210,12 @@ class App:
         telemetry.live_phrases.set(0 if live is None else live.active)
         telemetry.live_unlinked.set(0 if live is None else live.unlinked)
         telemetry.live_sequence.set(0 if sync is None else sync.applied)
+        telemetry.degraded.set(0 if self.degraded() is None else 1)
+
+    def degraded(self) -> str | None:
+        """Why this worker does not run as was wanted; None where it does."""
+        sync = self.serving.sync
+        return self.serving.current.engine.encoder.fallback or (None if sync is None else sync.failure)
 
 
 def json_response(body: bytes) -> Response:
@@ -285,9 +291,9 @@ def _match_routes(api: FastAPI, app: App) -> None:
 
 def _phrase_routes(api: FastAPI, app: App) -> None:
     requests, phrases, admin = app.matcher.requests, app.phrases, [Depends(app.admin)]
-    answers = problem_answers(401, 403, 404, 422)
+    answers = problem_answers(401, 403, 404, 422, 503)
     one = {**ok(ref("PhraseState"), "The phrase as it is now"), **answers}
-    changed = {**one, **problem_answers(409, 503)}
+    changed = {**one, **problem_answers(409)}
 
     @api.post(
         "/phrases",
@@ -403,7 +409,7 @@ def _admin_routes(api: FastAPI, app: App) -> None:
         response_class=Response,
         responses={
             **ok(ref("Explanation"), "How they came about"),
-            **problem_answers(400, 401, 403, 408, 413, 415, 422),
+            **problem_answers(400, 401, 403, 408, 413, 415, 422, 503),
         },
         openapi_extra={"requestBody": requests.body_of(requests.explained)},
     )
@@ -426,6 +432,7 @@ def _admin_routes(api: FastAPI, app: App) -> None:
 def _operations(api: FastAPI, app: App) -> None:
     @api.get(
         "/healthz",
+        operation_id="healthz",
         summary="Is the process alive?",
         tags=["operations"],
         response_class=Response,
@@ -437,6 +444,7 @@ def _operations(api: FastAPI, app: App) -> None:
 
     @api.get(
         "/readyz",
+        operation_id="readyz",
         summary="Are requests taken?",
         tags=["operations"],
         response_class=Response,
@@ -446,18 +454,18 @@ def _operations(api: FastAPI, app: App) -> None:
         """Answers 200 from when the bundle is loaded until the service stops."""
         if app.matcher.batcher.closed:
             raise ProblemError(503, "stopping", "The service is stopping.")
-        engine, sync = app.serving.current.engine, app.serving.sync
-        degraded = engine.encoder.fallback or (None if sync is None else sync.failure)
+        engine = app.serving.current.engine
         state = {
             "status": "ready",
             "bundle": engine.bundle_id,
             "provider": engine.encoder.providers[0].removesuffix("ExecutionProvider").lower(),
-            "degraded": degraded,
+            "degraded": app.degraded(),
         }
         return json_response(orjson.dumps(state))
 
     @api.get(
         "/metrics",
+        operation_id="metrics",
         summary="Metrics for Prometheus",
         tags=["operations"],
         response_class=Response,

@@ -53,10 +53,11 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An answer in the cache: JSON of its matches, and how many they are."""
+    """An answer in the cache: JSON of its matches, how many they are, the score of the best, see `Answer`."""
 
     matches: bytes
     count: int
+    best: float
 
 
 def _bytes_of(options: MatchOptions) -> int:

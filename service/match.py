@@ -185,7 +185,7 @@ class Matcher:
         if not asked.many and loaded.cache.on:
             kept = loaded.cache.get(text.key(asked.queries[0]), options)
             if kept is not None:
-                self._telemetry.cache_hits.inc()
+                self._telemetry.from_cache(loaded.engine, [kept])
                 return self._one(loaded, kept.matches, Timings(), started, hit=True)
         answers = await self._answers(scope, loaded, asked.queries, options, timeout)
         if not asked.many:
@@ -258,14 +258,14 @@ class Matcher:
                 answers = [cache.get(key, options) for key in keys]
         missing = [at for at, one in enumerate(answers) if one is None]
         if len(queries) > len(missing):
-            self._telemetry.cache_hits.inc(len(queries) - len(missing))
+            self._telemetry.from_cache(loaded.engine, [one for one in answers if isinstance(one, Kept)])
         if missing:
             asked = queries if len(missing) == len(queries) else [queries[at] for at in missing]
             found = await self._work(scope, asked, Pinned(loaded, options), timeout)
             for at, one in zip(missing, found, strict=True):
                 answers[at] = one
                 if cache.on and one.guard is not None:
-                    cache.put(keys[at], options, Kept(one.matches, one.count), one.guard)
+                    cache.put(keys[at], options, Kept(one.matches, one.count, one.best), one.guard)
             if cache.on:
                 self._telemetry.cache_misses.inc(len(missing))
             for query in asked:

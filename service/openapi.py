@@ -20,7 +20,7 @@ _PROBLEMS = {
     415: "The body is of another type than JSON",
     422: "A value is not allowed, or the bundle was refused",
     429: "The queue is full",
-    503: "The service is stopping, or nothing could be stored",
+    503: "The service is stopping, or its store of phrases cannot be read or written",
     504: "Not answered within the deadline",
 }
 _TAGS = [

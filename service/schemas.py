@@ -46,6 +46,7 @@ PhraseId = Annotated[StrictStr, Field(min_length=1, max_length=200)]
 PathId = Annotated[str, Path(min_length=1, max_length=200, description="the phrase's id, percent-encoded")]
 
 _EXAMPLE: dict[str, Any] = {"query": "red running shoes", "k": 5}
+_EXAMPLES: dict[str, Any] = {"queries": ["red running shoes", "garden hose"], "k": 5}
 _EITHER = "give an object with exactly one of `query` (a text) and `queries` (a list of texts)"
 
 
@@ -124,7 +125,7 @@ class Readiness(BaseModel):
 class ReloadRequest(BaseModel):
     """Let another bundle answer, or the same path's present one."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {}})
 
     bundle: Annotated[StrictStr, Field(min_length=1, max_length=4096)] | None = Field(
         None,
@@ -293,7 +294,7 @@ class MatchRequests:
             ),
             create_model(
                 "QueriesRequest",
-                __config__=ConfigDict(extra="forbid"),
+                __config__=ConfigDict(extra="forbid", json_schema_extra={"example": _EXAMPLES}),
                 __doc__="Match several queries.",
                 queries=(many, Field(description="the queries as typed")),
                 **common,

@@ -23,7 +23,7 @@ from export.bundle.read import Bundle, open_bundle, read_manifest
 from service.cache import AnswerCache
 from service.engine import Engine, EngineSettings
 from service.live.phrases import LivePhrases
-from service.live.store import LiveStore, StoreError
+from service.live.store import LiveStore
 from service.live.sync import Change, LiveSync, link_ahead, model_of, prepared
 
 _PROBE_K = 10
@@ -176,7 +176,7 @@ class Serving:
             try:
                 # Those of the bundle before stay, for a way back that encodes nothing.
                 self._store.drop_models({model_of(before.engine), model_of(loaded.engine)})
-            except StoreError as error:
+            except BidmatchError as error:
                 _log.warning("vectors of earlier bundles stay in the store: %s", error.reason)
 
     def report(self, seconds: float) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from bidmatch import __version__
 from service.answers import Answer
+from service.cache import Kept
 from service.engine import Engine
 
 SECONDS = (
@@ -134,7 +135,9 @@ class Telemetry:
         )
         for outcome in ("taken", "refused"):
             self.reloads.labels(outcome)
-        self.degraded = self._gauge("degraded", "Workers that run on another device than was wanted.")
+        self.degraded = self._gauge(
+            "degraded", "Workers that run on another device than was wanted, or cannot follow the store."
+        )
         self._bundles = self._gauge(
             "bundle_info", "The bundle that answers.", "livemostrecent", ["bundle", "created", "phrases"]
         )
@@ -179,7 +182,8 @@ class Telemetry:
         ]
         for info in self._info:
             info.set(1)
-        self.degraded.set(0 if engine.encoder.fallback is None else 1)
+        for counter in (self.canary_hits, self.canary_wanted):
+            counter.labels(engine.bundle_id)
         bundle = engine.bundle_id
         self._matches = self.matches.labels(bundle)
         self._best = self.best_scores.labels(bundle)
@@ -198,7 +202,14 @@ class Telemetry:
             self.search_seconds.observe(timings.search)
             if timings.rescore:
                 self.rescore_seconds.observe(timings.rescore)
-        bundle = engine.bundle_id
+        self._queries_answered(engine.bundle_id, answers)
+
+    def from_cache(self, engine: Engine, kept: Sequence[Kept]) -> None:
+        """The cache of an engine's answers had those to these queries."""
+        self.cache_hits.inc(len(kept))
+        self._queries_answered(engine.bundle_id, kept)
+
+    def _queries_answered(self, bundle: str, answers: Sequence[Answer] | Sequence[Kept]) -> None:
         counts = [answer.count for answer in answers]
         observe_all(self.matches.labels(bundle), counts)
         observe_all(self.best_scores.labels(bundle), [one.best for one in answers if one.best == one.best])

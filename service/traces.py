@@ -50,7 +50,7 @@ def open_traces(*, on: bool) -> Traces:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
     except ImportError as missing:
         raise ConfigError(
-            f"traces need the package {missing.name}", hint="pip install 'bidmatch[traces]'"
+            f"traces need the package {missing.name}", hint="pip install '.[traces]' in bidmatch's folder"
         ) from None
     resource = Resource.create({"service.name": "bidmatch", "service.version": __version__})
     provider = TracerProvider(resource=resource)

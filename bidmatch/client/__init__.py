@@ -6,7 +6,7 @@ except ModuleNotFoundError as _missing:
     if _missing.name != "httpx":
         raise
     raise ImportError(
-        "bidmatch.client needs httpx, which is not installed; install it: pip install 'bidmatch[client]'",
+        "bidmatch.client needs httpx, which is not installed; install it: pip install httpx",
         name="httpx",
     ) from None
 

@@ -44,7 +44,7 @@ class Client:
 
     Args:
         url: where the service is, such as `http://matcher:8000`; a path in it is put before the API's.
-        api_key: an API key, or the admin token for phrases, `reload` and `explain`.
+        api_key: an API key, or an admin key for phrases, `reload` and `explain`.
         timeout: most seconds that a call takes, retries and waits included, where the call doesn't say.
         deadline_ms: milliseconds after which the service gives up a match, told with each match where the
             call doesn't say; the client waits no longer either. None leaves it to the service.

@@ -17,7 +17,7 @@ from service.settings import Settings
 _EPILOG = """\b
 Examples:
   bidmatch serve --bundle runs/demo/bundle
-  bidmatch serve --bundle runs/demo/bundle --host 0.0.0.0 --port 8080 --deadline-ms 50
+  bidmatch serve --bundle runs/demo/bundle --host 0.0.0.0 --port 8080 --deadline-ms 50 --api-keys-file keys
   curl -s localhost:8000/match -H 'Content-Type: application/json' -d '{"query": "red running shoes", "k": 5}'
 
 Every option is also an environment variable, such as BIDMATCH_PORT; the option wins.

@@ -99,7 +99,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
     if missing:
         raise MissingDependencyError(
             f"the demo trains and exports, and {missing[0]} is not installed",
-            hint="Install the training extra: pip install 'bidmatch[train]'",
+            hint="Install the training extra: pip install '.[train]' in bidmatch's folder",
         )
     started = time.monotonic()
     _clear(demo)

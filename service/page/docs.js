@@ -2,6 +2,7 @@
 
 // Draws openapi.json. Text only ever becomes a text node.
 const main = document.getElementById("main");
+let schemas = {};
 
 function make(tag, text, className) {
   const element = document.createElement(tag);
@@ -83,12 +84,23 @@ function properties(schema) {
 }
 
 function curl(method, path, operation) {
-  const url = new URL(path.slice(1), location.href.replace(/docs.*$/, ""));
-  if (method === "post") {
-    return `curl -s ${url} -H 'Content-Type: application/json' -d '{"query": "red running shoes", "k": 5}'`;
-  }
+  const url = new URL(path.slice(1).replace("{id}", "ID"), location.href.replace(/docs.*$/, ""));
   if ((operation.parameters ?? []).some((parameter) => parameter.name === "q")) url.search = "q=red+running+shoes&k=5";
-  return `curl -s '${url}'`;
+  const verb = method === "get" || operation.requestBody ? "" : ` -X ${method.toUpperCase()}`;
+  return `curl -s${verb} '${url}'${body(operation)}`;
+}
+
+function body(operation) {
+  const content = operation.requestBody?.content["application/json"];
+  if (!content) return "";
+  const text = JSON.stringify(example(content.schema)).replaceAll("'", "'\\''");
+  return ` -H 'Content-Type: application/json' -d '${text}'`;
+}
+
+function example(schema) {
+  const whole = schema.$ref ? schemas[schema.$ref.split("/").pop()] : schema;
+  const options = whole.oneOf ?? whole.anyOf;
+  return whole.example ?? (options ? example(options[0]) : {});
 }
 
 function operationSection(path, method, operation) {
@@ -126,12 +138,13 @@ function schemaSection(name, schema) {
 
 async function draw() {
   const api = await (await fetch("openapi.json")).json();
+  schemas = api.components.schemas;
   document.getElementById("version").textContent = `${api.info.title} ${api.info.version}`;
   main.append(...api.info.description.trim().split("\n\n").map((text) => prose("p", text)));
   for (const [path, operations] of Object.entries(api.paths)) {
     for (const [method, operation] of Object.entries(operations)) main.append(operationSection(path, method, operation));
   }
-  for (const [name, schema] of Object.entries(api.components.schemas)) main.append(schemaSection(name, schema));
+  for (const [name, schema] of Object.entries(schemas)) main.append(schemaSection(name, schema));
   main.removeAttribute("aria-busy");
 }
 

@@ -95,7 +95,7 @@ def _own_ids(chunks: list[pa.DictionaryArray], phrase_of_row: np.ndarray, count:
 
 
 def _extra_column(
-    name: str, chunks: list[pa.DictionaryArray], phrase_of_row: np.ndarray, texts: pa.Array
+    name: str, chunks: list[pa.DictionaryArray], phrase_of_row: np.ndarray, texts: pa.Array, kind: pa.DataType
 ) -> pa.Array:
     codes, values = _unify(chunks)
     pairs = np.unique(np.stack([phrase_of_row, codes], axis=1), axis=0)
@@ -110,7 +110,7 @@ def _extra_column(
         )
     indices = np.full(len(texts), -1)
     indices[pairs[:, 0]] = pairs[:, 1]
-    return values.take(pa.array(indices, mask=indices < 0)).cast(pa.string())
+    return values.take(pa.array(indices, mask=indices < 0)).cast(kind)
 
 
 def assemble(collector: Collector, catalogue: Catalogue | None = None) -> Assembled:
@@ -153,7 +153,8 @@ def assemble(collector: Collector, catalogue: Catalogue | None = None) -> Assemb
         if matches is not None:
             table = table.append_column(MATCH_TYPE, matches)
         for name, chunks in collector.extras.items():
-            table = table.append_column(name, _extra_column(name, chunks, phrase_of_row, spelling))
+            kind = pa.float64() if name in collector.options.number_columns else pa.string()
+            table = table.append_column(name, _extra_column(name, chunks, phrase_of_row, spelling, kind))
     else:
         table = pa.table({"id": catalogue.ids, "text": catalogue.texts.cast(pa.string())})
         phrase_of_row = listed.to_numpy()[phrase_of_row]

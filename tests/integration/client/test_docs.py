@@ -64,7 +64,7 @@ def test_curl_lines(line: str, keys: str, request: pytest.FixtureRequest) -> Non
 
 def typed(line: str, service: Any) -> str:
     """What a shell prints for a line of the page."""
-    keys = {"ADMIN_TOKEN": service.admin_token, "KEY": service.match_key, "NO_PROXY": "*"}
+    keys = {"ADMIN_KEY": service.admin_key, "KEY": service.match_key, "NO_PROXY": "*"}
     command = line.replace("localhost:8000", service.url.removeprefix("http://"))
     command = command.replace("/bundles/tuesday", str(service.other))
     done = subprocess.run(
@@ -75,7 +75,7 @@ def typed(line: str, service: Any) -> str:
 
 
 def test_python(without_keys: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setenv("ADMIN_TOKEN", without_keys.admin_token)
+    monkeypatch.setenv("ADMIN_KEY", without_keys.admin_key)
     names: dict[str, Any] = {}
     said = []
     for block in PYTHON:

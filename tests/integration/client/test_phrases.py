@@ -22,8 +22,8 @@ Connect = Callable[..., Any]
 
 @pytest.fixture
 def admin(connect: Connect, with_keys: Any) -> Any:
-    """Either client, with the admin token."""
-    return connect(with_keys.url, api_key=with_keys.admin_token, timeout=30)
+    """Either client, with an admin key."""
+    return connect(with_keys.url, api_key=with_keys.admin_key, timeout=30)
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_keys_for_matching(connect: Connect, with_keys: Any) -> None:
     for api_key in (None, "x" * 40):
         with pytest.raises(api.Unauthorized):
             connect(with_keys.url, api_key=api_key, timeout=20).match("tent")
-    for api_key in (with_keys.match_key, with_keys.admin_token):
+    for api_key in (with_keys.match_key, with_keys.admin_key):
         assert connect(with_keys.url, api_key=api_key, timeout=20).match("tent").matches
 
 
@@ -225,7 +225,7 @@ def test_reload(admin: Any, caller: Any, with_keys: Any) -> None:
 
 def test_one_reload_at_a_time(with_keys: Any) -> None:
     async def reload() -> list[Any]:
-        async with api.AsyncClient(with_keys.url, api_key=with_keys.admin_token) as client:
+        async with api.AsyncClient(with_keys.url, api_key=with_keys.admin_key) as client:
             return await asyncio.gather(*(client.reload() for _ in range(8)), return_exceptions=True)
 
     done = asyncio.run(reload())

@@ -194,6 +194,11 @@ def test_answers_are_cached_by_what_the_query_is_once_normalised(
     assert sample(metrics, "bidmatch_cache_hits_total") == 4
     assert sample(metrics, "bidmatch_cache_misses_total") == 3
     assert sample(metrics, "bidmatch_cache_bytes") > 1000
+    # What is answered from the cache counts among what is answered.
+    assert sample(metrics, "bidmatch_queries_total", matched="true") == 7
+    assert sample(metrics, "bidmatch_best_score_count") == 7
+    assert sample(metrics, "bidmatch_matches_returned_sum") == 6 * 3 + 4
+    assert sample(metrics, "bidmatch_query_coverage") == 1
 
 
 def test_without_a_cache_every_request_is_worked_on(application: Callable, tiny_bundle: Path) -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -353,6 +354,35 @@ def test_what_was_acknowledged_survives_kills(bundle: Path, tmp_path: Path) -> N
         for one in running:
             one.process.kill()
             one.process.wait()
+
+
+def test_a_store_that_is_damaged_while_it_is_open(bundle: Path, tmp_path: Path) -> None:
+    with served(bundle, tmp_path / "live") as server:
+        connection = Connection(server)
+        connection.put({"id": "n1", "text": "red tent"})
+        before = connection.match("red tent", k=50)
+        for file in (tmp_path / "live").iterdir():
+            with file.open("r+b") as there:
+                there.write(b"x" * file.stat().st_size)
+        calls = (
+            ("POST", "/phrases", {"phrases": [{"id": "n2", "text": "blue tent"}]}),
+            ("POST", "/phrases/n1/pause", None),
+            ("GET", "/phrases/n1", None),
+            ("POST", "/admin/explain", {"query": "red tent", "ids": ["n1"]}),
+        )
+        for method, path, body in calls:
+            refused = httpx.request(method, f"{server.url}{path}", json=body, timeout=20)
+            assert refused.status_code == 503, (method, path, refused.text)
+            assert refused.json()["type"] == "urn:bidmatch:store-damaged"
+            assert "live.db is damaged" in refused.json()["detail"]
+            assert "Restore it from a backup" in refused.json()["detail"]
+        # What is in memory is still matched, and the service says what is wrong.
+        assert connection.match("red tent", k=50) == before
+        end = time.monotonic() + 20
+        while not metric(connection.send("GET", "/metrics"), "bidmatch_degraded"):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert "live.db is damaged" in connection.send("GET", "/readyz")["degraded"]
 
 
 def test_a_paused_phrase_is_explained(bundle: Path, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def answered(serving: Serving, query: str, options: MatchOptions) -> list[dict[s
     if kept is None:
         (answer,) = answer_each(loaded.engine, [query], [options], guarded=True)
         assert answer.guard is not None
-        kept = Kept(answer.matches, answer.count)
+        kept = Kept(answer.matches, answer.count, answer.best)
         loaded.cache.put(key(query), options, kept, answer.guard)
     matches: list[dict[str, object]] = orjson.loads(kept.matches)
     return matches

@@ -152,6 +152,7 @@ def test_metrics(start: Callable) -> None:
         client.get("/phrases/p0")
         client.get("/phrases/p1")
         bundle = client.get("/readyz").json()["bundle"]
+        until(lambda: sample(client, "bidmatch_best_score_count", bundle=bundle) == 4)
         response = client.get("/metrics")
         families = {family.name: family for family in text_string_to_metric_families(response.text)}
         assert response.headers["content-type"].startswith("text/plain")
@@ -170,10 +171,9 @@ def test_metrics(start: Callable) -> None:
         assert sample(client, "bidmatch_queue_duration_seconds_count") == 2
         assert sample(client, "bidmatch_batch_queries_sum") == 4
         assert sample(client, "bidmatch_batch_queries_count") == 2
-        assert sample(client, "bidmatch_matches_returned_sum", bundle=bundle) == 3 + 5 + 0 + 5
-        assert sample(client, "bidmatch_queries_total", bundle=bundle, matched="true") == 3
+        assert sample(client, "bidmatch_matches_returned_sum", bundle=bundle) == 3 + 5 + 0 + 5 + 5
+        assert sample(client, "bidmatch_queries_total", bundle=bundle, matched="true") == 4
         assert sample(client, "bidmatch_queries_total", bundle=bundle, matched="false") == 1
-        assert sample(client, "bidmatch_best_score_count", bundle=bundle) == 3
         assert sample(client, "bidmatch_cache_hits_total") == 1
         assert sample(client, "bidmatch_cache_misses_total") == 4
         assert sample(client, "bidmatch_cache_bytes") > 0
@@ -218,6 +218,8 @@ def test_metrics_are_those_of_all_workers_whichever_is_asked(start: Callable) ->
             # A connection each, so that every worker accepts some.
             with httpx.Client(base_url=server.url) as client:
                 assert client.post("/match", json={"query": f"tent {at}"}).status_code == 200
+        with httpx.Client(base_url=server.url) as client:
+            until(lambda: sample(client, "bidmatch_queries_total", matched="true") == 60)
         for _ in range(20):
             with httpx.Client(base_url=server.url) as client:
                 assert sample(client, "bidmatch_requests_total", route="/match", status="200") == 60

@@ -237,7 +237,7 @@ def test_the_exported_graph_gives_the_same_vectors_for_any_number_and_length_of_
     export_onnx(model, tmp_path / "encoder.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "encoder.onnx", providers=["CPUExecutionProvider"])
     (opset,) = [entry.version for entry in _opsets(tmp_path / "encoder.onnx") if not entry.domain]
-    assert opset == 18
+    assert opset == 20
     for texts in (TEXTS, TEXTS[:1], [""], ["hose"], TEXTS * 7, ["garden hose " * 6, "fan"]):
         batch = batch_of(config, texts)
         inputs = {"input_ids": batch.ids.numpy(), "attention_mask": batch.mask.numpy()}

@@ -38,7 +38,7 @@ def cached(*queries: str, last: float = 1.0, max_bytes: int = 10**6) -> AnswerCa
     """A cache of an answer to each of some queries, whose vectors are drawn."""
     cache = AnswerCache(max_bytes, DIM, SPLIT)
     for query, vector in zip(queries, units(np.random.default_rng(0), len(queries)), strict=True):
-        cache.put(query, ANY, Kept(query.encode(), 3), guard(vector, last, [f"id of {query}"]))
+        cache.put(query, ANY, Kept(query.encode(), 3, 0.5), guard(vector, last, [f"id of {query}"]))
     return cache
 
 
@@ -65,8 +65,10 @@ def test_an_answer_is_kept_by_query_and_options() -> None:
     assert len(set(some)) == len(some)
     for at, options in enumerate(some):
         assert cache.get("red shoes", options) is None
-        cache.put("red shoes", options, Kept(b"%d" % at, at), guard(vector, 0.0))
-    assert [cache.get("red shoes", options) for options in some] == [Kept(b"%d" % i, i) for i in range(8)]
+        cache.put("red shoes", options, Kept(b"%d" % at, at, 0.5), guard(vector, 0.0))
+    assert [cache.get("red shoes", options) for options in some] == [
+        Kept(b"%d" % i, i, 0.5) for i in range(8)
+    ]
     assert cache.get("red shoe", some[0]) is None
     assert len(cache) == 8
 
@@ -75,8 +77,8 @@ def test_a_later_answer_takes_the_place_of_an_earlier_one() -> None:
     cache = cached("a")
     size = cache.nbytes
     vector = units(np.random.default_rng(5), 1)[0]
-    cache.put("a", ANY, Kept(b"b", 3), guard(vector, -np.inf))
-    assert cache.get("a", ANY) == Kept(b"b", 3)
+    cache.put("a", ANY, Kept(b"b", 3, 0.5), guard(vector, -np.inf))
+    assert cache.get("a", ANY) == Kept(b"b", 3, 0.5)
     assert (len(cache), cache.nbytes) == (1, size)
     # And so does its guard.
     assert cache.changed(1, [], -vector[None], []) == 1
@@ -92,7 +94,7 @@ def test_a_cache_without_room_keeps_nothing() -> None:
 
 def test_an_answer_larger_than_the_cache_leaves_the_others_alone() -> None:
     cache = cached("a", "b", max_bytes=5000)
-    cache.put("c", ANY, Kept(b"x" * 5000, 3), guard(units(np.random.default_rng(1), 1)[0], 0.0))
+    cache.put("c", ANY, Kept(b"x" * 5000, 3, 0.5), guard(units(np.random.default_rng(1), 1)[0], 0.0))
     assert there(cache, "abc") == ["a", "b"]
 
 
@@ -108,7 +110,7 @@ def test_it_is_bounded_in_bytes_and_the_least_recently_used_make_room(max_bytes:
         query = f"q{rng.zipf(1.3) % 2000}"
         found = cache.get(query, ANY)
         if found is None:
-            answer = Kept(bytes(int(rng.integers(0, 900))), 1)
+            answer = Kept(bytes(int(rng.integers(0, 900))), 1, 0.5)
             cache.put(query, ANY, answer, guard(units(rng, 1)[0], 0.0))
         used[query] = turn
         assert cache.nbytes <= max_bytes
@@ -134,7 +136,7 @@ def test_what_a_request_asks_counts_too() -> None:
             MatchOptions(3, filter=Filter((Condition("market", among=values),))),
         ):
             before = cache.nbytes
-            cache.put("q", options, Kept(b"[]", 0), guard(vector, 0.0))
+            cache.put("q", options, Kept(b"[]", 0, 0.5), guard(vector, 0.0))
             kept += cache.nbytes - before > 25_000
             assert cache.nbytes <= 1_000_000
     assert kept > 3
@@ -153,7 +155,7 @@ def test_slots_are_used_again() -> None:
     rng = np.random.default_rng(3)
     cache = AnswerCache(20 * 500, DIM, SPLIT)
     for turn in range(2000):
-        cache.put(f"q{turn}", ANY, Kept(b"[]", 0), guard(units(rng, 1)[0], 0.0))
+        cache.put(f"q{turn}", ANY, Kept(b"[]", 0, 0.5), guard(units(rng, 1)[0], 0.0))
         if turn % 500 == 499:
             cache.changed(turn, [], NOTHING, [f"q{turn}"])
     assert len(cache._key_of) <= 2 * 20 + 1
@@ -164,7 +166,7 @@ def test_slots_are_used_again() -> None:
 
 def test_a_phrase_that_equals_a_query_drops_its_answers_alone() -> None:
     cache = cached("a", "b", "c", last=5.0)
-    cache.put("a", MatchOptions(7), Kept(b"", 0), guard(units(np.random.default_rng(9), 1)[0], 5.0))
+    cache.put("a", MatchOptions(7), Kept(b"", 0, 0.5), guard(units(np.random.default_rng(9), 1)[0], 5.0))
     assert cache.changed(1, ["a", "z"], NOTHING, []) == 2
     assert there(cache, "abc") == ["b", "c"]
     assert cache.get("a", MatchOptions(7)) is None
@@ -193,7 +195,7 @@ def test_phrases_that_leave_and_come_at_once() -> None:
     vectors = units(rng, 3)
     cache = AnswerCache(10**6, DIM, SPLIT)
     for query, vector, ids in zip("abc", vectors, (["1"], ["2"], ["3"]), strict=True):
-        cache.put(query, ANY, Kept(b"", 1), guard(vector, 1.9, ids))
+        cache.put(query, ANY, Kept(b"", 1, 0.5), guard(vector, 1.9, ids))
     assert cache.changed(1, ["a"], vectors[1:2], ["3"]) == 3
 
 
@@ -229,7 +231,7 @@ def test_no_wrong_answer_is_ever_kept(dim: int, split: int, weights: tuple[float
         for at, query in enumerate(queries):
             if cache.get(f"q{at}", ANY) is None:
                 ids, last = search(query)
-                answer = Kept("\n".join(ids).encode(), k)
+                answer = Kept("\n".join(ids).encode(), k, 0.5)
                 cache.put(f"q{at}", ANY, answer, guard(query, last, ids, version, split))
         before = {at: search(query)[0] for at, query in enumerate(queries)}
         new = units(rng, 3, dim, split) * factors
@@ -272,7 +274,7 @@ def test_8_bits_hide_no_phrase(dim: int, split: int, weights: tuple[float, float
             phrase[part][0] = 0
             phrase[part] *= weight / np.linalg.norm(phrase[part])
     query, phrase = query.astype(np.float32), phrase.astype(np.float32)
-    cache.put("q", ANY, Kept(b"", 3), guard(query, float(query @ phrase) - 1e-5, split=split))
+    cache.put("q", ANY, Kept(b"", 3, 0.5), guard(query, float(query @ phrase) - 1e-5, split=split))
     assert cache.changed(1, [], phrase[None], []) == 1
 
 
@@ -282,7 +284,9 @@ def test_answers_that_a_phrase_stays_far_from_are_kept() -> None:
     scores = queries @ phrase[0]
     cache = AnswerCache(10**7, DIM, SPLIT)
     for at, query in enumerate(queries):
-        cache.put(f"q{at}", ANY, Kept(b"", 3), guard(query, float(scores[at]) + (0.1 if at % 2 else -1e-6)))
+        cache.put(
+            f"q{at}", ANY, Kept(b"", 3, 0.5), guard(query, float(scores[at]) + (0.1 if at % 2 else -1e-6))
+        )
     assert cache.changed(1, [], phrase, []) == 250
     assert there(cache, [f"q{at}" for at in range(500)]) == [f"q{at}" for at in range(1, 500, 2)]
 
@@ -291,13 +295,13 @@ def test_an_answer_of_before_a_change_is_not_kept_after_it() -> None:
     cache = AnswerCache(10**6, DIM, SPLIT)
     vector = units(np.random.default_rng(0), 1)[0]
     assert cache.changed(5, ["x"], NOTHING, []) == 0
-    cache.put("a", ANY, Kept(b"", 1), guard(vector, 2.0, version=4))
+    cache.put("a", ANY, Kept(b"", 1, 0.5), guard(vector, 2.0, version=4))
     assert len(cache) == 0
-    cache.put("a", ANY, Kept(b"", 1), guard(vector, 2.0, version=5))
+    cache.put("a", ANY, Kept(b"", 1, 0.5), guard(vector, 2.0, version=5))
     assert len(cache) == 1
     # An older change that is told of late does not let older answers in.
     cache.changed(3, ["x"], NOTHING, [])
-    cache.put("b", ANY, Kept(b"", 1), guard(vector, 2.0, version=4))
+    cache.put("b", ANY, Kept(b"", 1, 0.5), guard(vector, 2.0, version=4))
     assert there(cache, "ab") == ["a"]
 
 
@@ -317,8 +321,8 @@ def test_others_get_and_put_while_a_change_is_checked(monkeypatch: pytest.Monkey
     changing.start()
     assert begun.wait(10)
     assert there(cache, "ab") == ["a", "b"]
-    cache.put("old", ANY, Kept(b"", 1), guard(vector[0], -np.inf, version=0))
-    cache.put("new", ANY, Kept(b"", 1), guard(vector[0], -np.inf, version=1))
+    cache.put("old", ANY, Kept(b"", 1, 0.5), guard(vector[0], -np.inf, version=0))
+    cache.put("new", ANY, Kept(b"", 1, 0.5), guard(vector[0], -np.inf, version=1))
     go.set()
     changing.join()
     assert there(cache, ["a", "b", "old", "new"]) == ["new"]
@@ -346,7 +350,7 @@ def test_too_many_products_drop_everything(monkeypatch: pytest.MonkeyPatch) -> N
     # It goes on as an empty one does.
     vector = units(np.random.default_rng(0), 1)[0]
     for query in [*queries, "more"]:
-        cache.put(query, ANY, Kept(b"", 3), guard(vector, 5.0, version=2))
+        cache.put(query, ANY, Kept(b"", 3, 0.5), guard(vector, 5.0, version=2))
     assert len(there(cache, [*queries, "more"])) == 21
     assert cache.changed(3, ["more"], NOTHING, []) == 1
 
@@ -370,7 +374,7 @@ def test_many_threads() -> None:
                     assert int(kept.matches) >= least
                     continue
                 seen = version
-                cache.put(query, ANY, Kept(b"%d" % seen, 1), guard(vector, -np.inf, version=seen))
+                cache.put(query, ANY, Kept(b"%d" % seen, 1, 0.5), guard(vector, -np.inf, version=seen))
         except BaseException as failure:
             failures.append(failure)
 

@@ -203,6 +203,45 @@ def test_phrase_columns_are_carried(read):
     ]
 
 
+def test_columns_of_numbers(read):
+    content = "query\tphrase\tbid\trank\na\tx\t1.50\t 1,000 \nb\tx\t1,5\t1000\nb\ty\t--\t-2e3\nc\tz\t\t0\n"
+    _, log = read(content, phrase_columns=("bid", "rank"), number_columns=("bid", "rank"))
+    assert log.phrases.select(["text", "bid", "rank"]).to_pylist() == [
+        {"text": "x", "bid": 1.5, "rank": 1000.0},
+        {"text": "y", "bid": None, "rank": -2000.0},
+        {"text": "z", "bid": None, "rank": 0.0},
+    ]
+    assert log.phrases.schema.field("bid").type == pa.float64()
+
+
+@pytest.mark.parametrize("cell", ["cheap", "nan", "inf", "1e999", "1.2.3"])
+def test_what_is_no_number_is_a_bad_line(read, cell):
+    content = f"query\tphrase\tbid\na\tx\t1\nb\ty\t{cell}\n"
+    options = {"phrase_columns": ("bid",), "number_columns": ("bid",)}
+    with pytest.raises(InputError, match="bid is not a number") as refused:
+        read(content, **options)
+    assert refused.value.line == 3
+    _, log = read(content, bad_lines="skip", **options)
+    assert log.phrases["text"].to_pylist() == ["x"]
+    assert log.report.skipped == {"bad line: bid is not a number": 1}
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_numbers_of_typed_files(tmp_path, form):
+    rows = {"query": ["a", "b"], "phrase": ["x", "y"], "bid": [0.1, None], "shop": [12, 7]}
+    if form == "parquet":
+        pq.write_table(pa.table(rows), tmp_path / "log")
+    else:
+        lines = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+        (tmp_path / "log").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = ReadOptions(phrase_columns=("bid", "shop"), number_columns=("bid",))
+    log = read_log([tmp_path / "log"], options)
+    assert log.phrases.select(["bid", "shop"]).to_pylist() == [
+        {"bid": 0.1, "shop": "12"},
+        {"bid": None, "shop": "7"},
+    ]
+
+
 def test_several_formats_at_once(tmp_path, pairs_of):
     for name, content in (("one", FORMS["csv"]), ("two", FORMS["parquet"]), ("three", FORMS["jsonl"])):
         (tmp_path / name).write_bytes(content)
