@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from service.priority import follow_the_loop
-
 Options = TypeVar("Options")
 Answer = TypeVar("Answer")
 
@@ -117,8 +115,10 @@ class Batcher(Generic[Options, Answer]):
         batch: queries that a batch has at most, asked anew for each.
         queue: most queries waiting.
         queue_bytes: most characters of queries waiting.
-        on_batch: told of each batch when its answers are on their way: the seconds that the requests which it
-            began had waited; the options of each query; the answers, None where the work failed.
+        begin: called first on each thread.
+        on_batch: told of each batch, by the event loop when those who asked have their answers: the seconds
+            that the requests which it began had waited; the options of each query; the answers, None where
+            the work failed.
 
     Attributes:
         depth: queries waiting.
@@ -133,11 +133,12 @@ class Batcher(Generic[Options, Answer]):
         batch: Callable[[], int],
         queue: int,
         queue_bytes: int,
+        begin: Callable[[], None] = lambda: None,
         on_batch: Callable[
             [list[float], list[Options], Sequence[Answer] | None], None
         ] = lambda _waits, _options, _answers: None,
     ):
-        self._run, self._batch, self._on_batch = run, batch, on_batch
+        self._run, self._batch, self._begin, self._on_batch = run, batch, begin, on_batch
         self._queue, self._queue_bytes, self._threads = queue, queue_bytes, threads
         self._lock = threading.Lock()
         self._waiting: deque[Job[Options, Answer]] = deque()
@@ -216,7 +217,7 @@ class Batcher(Generic[Options, Answer]):
         job._taken = len(job.queries)
 
     def _serve(self) -> None:
-        follow_the_loop()
+        self._begin()
         bell = threading.Semaphore(0)
         size = 0
         while True:
@@ -281,16 +282,19 @@ class Batcher(Generic[Options, Answer]):
             answers = self._run(queries, options)
         except Exception as failure:
             answers = failure
-        with self._lock:
-            self._pace.add(len(queries), time.perf_counter() - started)
+        seconds = time.perf_counter() - started
         loop = self._loop
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._deliver, slices, answers)
-        waits = [started - job.since for job, start, _ in slices if not start]
-        self._on_batch(waits, options, None if isinstance(answers, BaseException) else answers)
+            loop.call_soon_threadsafe(self._deliver, slices, options, answers, started)
+        with self._lock:
+            self._pace.add(len(queries), seconds)
 
     def _deliver(
-        self, slices: list[tuple[Job[Options, Answer], int, int]], answers: Sequence[Answer] | BaseException
+        self,
+        slices: list[tuple[Job[Options, Answer], int, int]],
+        options: list[Options],
+        answers: Sequence[Answer] | BaseException,
+        started: float,
     ) -> None:
         at = 0
         for job, start, end in slices:
@@ -304,6 +308,10 @@ class Batcher(Generic[Options, Answer]):
                     if not job._left:
                         job.answer.set_result(job._answers)  # type: ignore[arg-type]
             at += size
+        waits = [started - job.since for job, start, _ in slices if not start]
+        found = None if isinstance(answers, BaseException) else answers
+        # Behind those who wait for these answers, who are next in the loop.
+        asyncio.get_running_loop().call_soon(self._on_batch, waits, options, found)
 
     async def close(self) -> None:
         """Take no more requests, wait for what is in flight, stop the threads."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from service.engine import Engine
 from service.options import MatchOptions
@@ -62,7 +63,8 @@ class Canary:
                     self._waiting.put_nowait(None)
                     break
                 except queue.Full:
-                    self._waiting.get_nowait()
+                    with suppress(queue.Empty):
+                        self._waiting.get_nowait()
             self._thread.join()
 
     def _run(self) -> None:

@@ -22,6 +22,7 @@ from service.engine import NO_CALIBRATION, Engine
 from service.logs import AccessLog, current_request, request_id
 from service.matches import Timings
 from service.options import MatchOptions
+from service.priority import follow_the_loop
 from service.problems import ProblemError
 from service.protocol import CLIENT, Client
 from service.requests import ClientLeftError, read_json_body
@@ -84,12 +85,15 @@ class Matcher:
         self._guard, self._access, self._canary, self._traces = guard, access, canary, traces
         self._requests = schemas.MatchRequests(settings)
         self._deadline = settings.deadline_ms / 1000
+        seconds = query_seconds(serving.current.engine)
         self.batcher: Batcher[Pinned, Answer] = Batcher(
             self._run,
-            threads=settings.batches_at_once(query_seconds(serving.current.engine)),
+            threads=settings.batches_at_once(seconds),
             batch=self._batch,
             queue=settings.queue,
             queue_bytes=settings.queue_kb * 1000,
+            # Where Python is the cost a thread behind the loop would keep it waiting, with the GIL in hand.
+            begin=(lambda: None) if settings.is_cheap(seconds) else follow_the_loop,
             on_batch=self._counted,
         )
 
@@ -122,7 +126,7 @@ class Matcher:
         return answer_each(loaded.engine, queries, options, guarded=loaded.cache.on)
 
     def _counted(self, waits: list[float], pinned: list[Pinned], answers: Sequence[Answer] | None) -> None:
-        """Count a batch, on a thread of the pool."""
+        """Count a batch."""
         self._telemetry.batch_started(len(pinned), waits)
         if answers is None:
             return
@@ -161,12 +165,12 @@ class Matcher:
             reply = Reply(bug.status, bug.body(), bug.raw_headers())
         seconds = time.perf_counter() - started
         status = CLIENT_LEFT if reply is None else reply.status
-        self._telemetry.answered(_ROUTE, "POST", status, seconds)
         if reply is not None:
             headers = [*reply.headers, (b"x-request-id", request.encode())]
             if client is None or not client.answer(status, headers, reply.body):
                 await send({"type": "http.response.start", "status": status, "headers": headers})
                 await send({"type": "http.response.body", "body": reply.body})
+        self._telemetry.answered(_ROUTE, "POST", status, seconds)
         if self._access.on:
             queries, k = (None, None) if asked is None else (asked.queries, asked.k)
             self._access.write(scope, _ROUTE, status, seconds, queries, k, caller)

@@ -52,6 +52,7 @@ SECONDS = (
 SCORES = (-1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 # Of which query coverage and matches per query are told.
 _LATEST_BATCHES = 2000
+_HITS_TOGETHER = 256
 DROPS = ("queue_full", "deadline", "client_left")
 # The time a series was made is a series of its own, which no one asks for.
 disable_created_metrics()
@@ -148,6 +149,7 @@ class Telemetry:
             ["model", "kind", "dim", "precision", "wide_dim", "candidates", "provider"],
         )
         self._gauge("build_info", "The software.", "livemax", ["version"]).labels(__version__).set(1)
+        self._hits: dict[str, list[Kept]] = {}
         self._info: list[Any] = []
         self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
@@ -205,9 +207,21 @@ class Telemetry:
         self._queries_answered(engine.bundle_id, answers)
 
     def from_cache(self, engine: Engine, kept: Sequence[Kept]) -> None:
-        """The cache of an engine's answers had those to these queries."""
-        self.cache_hits.inc(len(kept))
-        self._queries_answered(engine.bundle_id, kept)
+        """The cache of an engine's answers had those to these queries; called by the event loop's thread.
+
+        They are counted some together, and when metrics are read: one by one that would cost a fifth of
+        what answering from the cache does.
+        """
+        hits = self._hits.setdefault(engine.bundle_id, [])
+        hits.extend(kept)
+        if len(hits) >= _HITS_TOGETHER:
+            self._count_hits()
+
+    def _count_hits(self) -> None:
+        hits, self._hits = self._hits, {}
+        for bundle, kept in hits.items():
+            self.cache_hits.inc(len(kept))
+            self._queries_answered(bundle, kept)
 
     def _queries_answered(self, bundle: str, answers: Sequence[Answer] | Sequence[Kept]) -> None:
         counts = [answer.count for answer in answers]
@@ -221,7 +235,8 @@ class Telemetry:
             self.queries.labels(bundle, "false").inc(len(counts) - matched)
 
     def refresh(self, engine: Engine) -> None:
-        """Bring the gauges of the latest queries up to date."""
+        """Bring what is counted now and then, and the gauges of the latest queries, up to date."""
+        self._count_hits()
         bundle = engine.bundle_id
         mine = [batch[1:] for batch in list(self._latest) if batch[0] == bundle]
         if mine:
