@@ -424,7 +424,7 @@ def _admin_routes(api: FastAPI, app: App) -> None:
         ids = list(asked.ids)
 
         def work() -> dict[str, Any]:
-            return explain(loaded.engine, asked.queries[0], options, ids, app.phrases.stored(ids))
+            return explain(loaded.engine, asked.queries[0], options, ids, app.phrases.stored)
 
         return json_response(orjson.dumps(await app.phrases.off_loop(work), default=str))
 

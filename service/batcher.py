@@ -114,7 +114,8 @@ class Batcher(Generic[Options, Answer]):
         threads: batches worked on at once.
         batch: queries that a batch has at most, asked anew for each.
         queue: most queries waiting.
-        queue_bytes: most characters of queries waiting.
+        queue_bytes: most that the requests which wait may take, by `size_of`.
+        size_of: bytes of a request's queries and options.
         begin: called first on each thread.
         on_batch: told of each batch, by the event loop when those who asked have their answers: the seconds
             that the requests which it began had waited; the options of each query; the answers, None where
@@ -133,13 +134,14 @@ class Batcher(Generic[Options, Answer]):
         batch: Callable[[], int],
         queue: int,
         queue_bytes: int,
+        size_of: Callable[[list[str], Options], int] = lambda queries, _options: sum(map(len, queries)),
         begin: Callable[[], None] = lambda: None,
         on_batch: Callable[
             [list[float], list[Options], Sequence[Answer] | None], None
         ] = lambda _waits, _options, _answers: None,
     ):
         self._run, self._batch, self._begin, self._on_batch = run, batch, begin, on_batch
-        self._queue, self._queue_bytes, self._threads = queue, queue_bytes, threads
+        self._queue, self._queue_bytes, self._size_of, self._threads = queue, queue_bytes, size_of, threads
         self._lock = threading.Lock()
         self._waiting: deque[Job[Options, Answer]] = deque()
         # What wakes each idle thread, the one that worked last on top: its caches are the warmest.
@@ -167,9 +169,11 @@ class Batcher(Generic[Options, Answer]):
             raise ClosedError
         loop = asyncio.get_running_loop()
         self._loop = loop
-        size = sum(map(len, queries))
+        size = self._size_of(queries, options)
         with self._lock:
-            full = self.depth + len(queries) > self._queue or self._bytes + size > self._queue_bytes
+            full = self.depth + len(queries) > self._queue
+            # One that is larger than the queue is taken where nothing waits.
+            full |= self.depth > 0 and self._bytes + size > self._queue_bytes
             if full or (self.depth and self._wait() > _MOST_WAITING * timeout):
                 raise QueueFullError(self.retry_after())
             job: Job[Options, Answer] = Job(

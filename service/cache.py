@@ -60,12 +60,6 @@ class Kept:
     best: float
 
 
-def _bytes_of(options: MatchOptions) -> int:
-    """Bytes that options take in memory, roughly."""
-    size = options.filter.size() if options.filter is not None else 0
-    return size + sum(60 + 2 * len(one) for ids in (options.allow or (), options.deny) for one in ids)
-
-
 @dataclass(frozen=True)
 class _Guards:
     """The guards of n answers, see `Guard`: a row each. `split` is the width of the Φ_D part."""
@@ -161,7 +155,7 @@ class AnswerCache:
 
     def put(self, query: str, options: MatchOptions, answer: Kept, guard: Guard) -> None:
         """Keep an answer unless phrases changed since its search began; the least recently used make room."""
-        size = len(answer.matches) + 2 * len(query) + _bytes_of(options) + self._dim + _ENTRY_BYTES
+        size = len(answer.matches) + 2 * len(query) + options.size() + self._dim + _ENTRY_BYTES
         if size > self._max_bytes:
             return
         key = (query, options)

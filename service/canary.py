@@ -6,6 +6,7 @@ allows, however many queries come.
 
 from __future__ import annotations
 
+import logging
 import queue
 import random
 import threading
@@ -19,6 +20,8 @@ from service.options import MatchOptions
 from service.priority import give_way
 from service.search import index_recall
 from service.telemetry import Telemetry
+
+_log = logging.getLogger("bidmatch.service")
 
 # Of a processor's time.
 _MOST_TIME = 0.02
@@ -72,7 +75,12 @@ class Canary:
         while (sample := self._waiting.get()) is not None:
             engine, query, options = sample
             started = time.thread_time()
-            hits, wanted = index_recall(engine, query, options)
+            try:
+                hits, wanted = index_recall(engine, query, options)
+            except Exception:
+                # What failed for this query may have failed its answer, too, which said so.
+                _log.exception("the recall of a query could not be checked")
+                hits = wanted = 0
             used = time.thread_time() - started
             self._rest_until = time.monotonic() + used / _MOST_TIME
             bundle = engine.bundle_id
@@ -85,4 +93,4 @@ class Canary:
             self._telemetry.canary_wanted.labels(bundle).inc(wanted)
             self._latest.append((bundle, hits, wanted))
             mine = [(hit, of) for name, hit, of in self._latest if name == bundle]
-            self._telemetry.recall.labels(bundle).set(sum(hit for hit, _ in mine) / sum(of for _, of in mine))
+            self._telemetry.latest_recall(bundle, *(sum(column) for column in zip(*mine, strict=True)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ def explain(
     query: str,
     options: MatchOptions,
     ids: list[str],
-    stored: Sequence[PhraseRow] = (),
+    stored: Callable[[list[str]], Sequence[PhraseRow]] = lambda _ids: (),
 ) -> dict[str, Any]:
     """The matches of a query, and what was left out of them, as `schemas.Explanation` has it.
 
@@ -36,7 +36,7 @@ def explain(
         query: the query as typed.
         options: what is asked.
         ids: phrases to look at, too.
-        stored: of these, the states of those that were changed.
+        stored: of phrases, the states of those that were changed.
     """
     encoded = engine.encode([query])
     key = text.key(query)
@@ -46,6 +46,7 @@ def explain(
     scope = engine.scopes.of(options)
     depth, width = engine.depth(options.k), engine.index.width(engine.settings.ef)
     matched = found.rows.tolist()
+    order = {row: rank + 1 for rank, row in enumerate(matched)}
     looked = list(matched)
     if len(encoded.asked):
         plain = engine.index.search(encoded.vectors.narrow, depth, ef=engine.settings.ef).rows[0]
@@ -55,13 +56,18 @@ def explain(
             looked += [len(engine) + row for row in live.nearest(encoded.vectors.narrow, depth)]
             looked += (len(engine) + live.same_key([key], live.view)[1]).tolist()
     rows_of_ids = _rows_of(engine, live, ids)
-    off = {row.id: row.state for row in stored if row.state != "active"}
-    gone = [row for row in stored if row.id in off and row.id not in rows_of_ids and row.text is not None]
     looked += rows_of_ids.values()
     rows = np.array(list(dict.fromkeys(looked)), np.int64)
     named, phrases, columns = engine.named(live).take(rows)
+    states = stored(list(dict.fromkeys([*ids, *named])))
+    off = {row.id: row.state for row in states if row.state != "active"}
+    gone = [
+        row
+        for row in states
+        if row.id in off and row.id in ids and row.id not in rows_of_ids and row.text is not None
+    ]
+    texts = {text.key(phrase) for row, phrase in zip(rows.tolist(), phrases, strict=True) if row in order}
     encoder, classifier = _scores(engine, encoded.vectors, rows, live)
-    order = {row: rank + 1 for rank, row in enumerate(matched)}
     candidates: list[dict[str, Any]] = []
     for at, row in enumerate(rows.tolist()):
         dropped = None
@@ -78,6 +84,9 @@ def explain(
                 float(encoder[at] + classifier[at]),
                 off.get(named[at]),
             )
+            if dropped is None and options.distinct and text.key(phrases[at]) in texts:
+                dropped = "distinct: one of the same text is better"
+            dropped = dropped or "not among the best k"
         source = (
             "exact" if key and text.key(phrases[at]) == key else "live" if row >= len(engine) else "index"
         )
@@ -170,14 +179,14 @@ def _dropped(
     options: MatchOptions,
     score: float,
     state: str | None,
-) -> str:
-    """The first rule that leaves a phrase out; one that none leaves out was not among the best."""
+) -> str | None:
+    """The first rule that leaves a phrase out, by what it is; None where there is none."""
     mine = row < len(engine)
     local = row if mine else row - len(engine)
     if not key:
         return "the query has no text"
     if live is not None and mine and live.view.bundle_row_is_off(local):
-        return state or "paused, removed, or changed by a live phrase"
+        return state or "changed by a live phrase"
     ids = engine.named(live).ids(np.array([row]))
     if options.allow is not None and ids[0] not in options.allow:
         return "allow: not in the list"
@@ -201,7 +210,7 @@ def _dropped(
             return f"negative keyword: {hit}"
     if options.min_score is not None and score < options.min_score:
         return f"min_score: {score:.4f} is less than {options.min_score:.4f}"
-    return "not among the best k, or one of several of its text"
+    return None
 
 
 def _contains(query: list[str], phrase: list[str]) -> bool:

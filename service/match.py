@@ -92,6 +92,7 @@ class Matcher:
             batch=self._batch,
             queue=settings.queue,
             queue_bytes=settings.queue_kb * 1000,
+            size_of=lambda queries, pinned: sum(map(len, queries)) + pinned.options.size(),
             # Where Python is the cost a thread behind the loop would keep it waiting, with the GIL in hand.
             begin=(lambda: None) if settings.is_cheap(seconds) else follow_the_loop,
             on_batch=self._counted,

@@ -26,3 +26,8 @@ class MatchOptions:
     allow: tuple[str, ...] | None = None
     deny: tuple[str, ...] = ()
     distinct: bool = False
+
+    def size(self) -> int:
+        """Bytes that filter and lists take in memory, roughly."""
+        size = self.filter.size() if self.filter is not None else 0
+        return size + sum(60 + 2 * len(one) for ids in (self.allow or (), self.deny) for one in ids)

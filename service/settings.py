@@ -67,7 +67,9 @@ class Settings(BaseSettings):
     queue: int = Field(
         1024, ge=1, description="most queries waiting in a worker; a request beyond is answered 429"
     )
-    queue_kb: int = Field(4096, ge=1, description="most thousands of characters of queries waiting; likewise")
+    queue_kb: int = Field(
+        4096, ge=1, description="most kilobytes of queries, filters and lists waiting; likewise"
+    )
     deadline_ms: int = Field(
         1000, ge=1, le=3_600_000, description="a request not answered within this is answered 504"
     )
@@ -85,6 +87,10 @@ class Settings(BaseSettings):
         None,
         description="folder that keeps live phrases; without one phrases can't be added, paused or removed",
     )
+    max_head_bytes: int = Field(
+        65_536, ge=256, description="most bytes of a request line and its headers; beyond is 431"
+    )
+    max_headers: int = Field(100, ge=8, description="most headers of a request; beyond is 431")
     max_body_bytes: int = Field(1_048_576, ge=64, description="largest request body; beyond is 413")
     body_timeout_ms: int = Field(
         10_000, ge=1, le=3_600_000, description="time a client has to send the body; beyond is 408"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from prometheus_client import (
     generate_latest,
     multiprocess,
 )
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bidmatch import __version__
@@ -53,6 +53,21 @@ SCORES = (-1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 # Of which query coverage and matches per query are told.
 _LATEST_BATCHES = 2000
 _HITS_TOGETHER = 256
+# Ratios of the latest queries and samples of all workers: part, whole, what it is.
+_RATIOS = {
+    "query_coverage": (
+        "latest_matched",
+        "latest_queries",
+        "Share of the latest queries that had a match.",
+    ),
+    "matches_per_query": ("latest_matches", "latest_queries", "Mean matches of the latest queries."),
+    "recall": (
+        "latest_hits",
+        "latest_wanted",
+        "Of exact search's k best, the share that the index found, of the latest samples.",
+    ),
+}
+_PARTS = {name for part, whole, _ in _RATIOS.values() for name in (part, whole)}
 DROPS = ("queue_full", "deadline", "client_left")
 # The time a series was made is a series of its own, which no one asks for.
 disable_created_metrics()
@@ -70,10 +85,10 @@ class Telemetry:
         self.requests = self._counter("requests", "Requests answered.", ["route", "method", "status"])
         self.request_seconds = self._seconds("request", "Whole requests.", ["route"])
         self.queue_seconds = self._seconds("queue", "Requests waiting for a batch.")
-        self.tokenise_seconds = self._seconds("tokenise", "Normalising and tokenising a batch.")
-        self.encode_seconds = self._seconds("encode", "Encoding a batch.")
-        self.search_seconds = self._seconds("search", "Searching for a batch.")
-        self.rescore_seconds = self._seconds("rescore", "Re-scoring what was found for a batch.")
+        self.tokenise_seconds = self._seconds("tokenise", "Normalising and tokenising a batch.", ["bundle"])
+        self.encode_seconds = self._seconds("encode", "Encoding a batch.", ["bundle"])
+        self.search_seconds = self._seconds("search", "Searching for a batch.", ["bundle"])
+        self.rescore_seconds = self._seconds("rescore", "Re-scoring what was found for a batch.", ["bundle"])
         self.batch_queries = self._histogram(
             "batch_queries", "Queries in a batch.", [], [2**i for i in range(13)]
         )
@@ -90,12 +105,7 @@ class Telemetry:
         self.queries = self._counter(
             "queries", "Queries answered, with a match or without.", ["bundle", "matched"]
         )
-        self.coverage = self._gauge(
-            "query_coverage", "Share of the latest queries that had a match.", "mostrecent", ["bundle"]
-        )
-        self.per_query = self._gauge(
-            "matches_per_query", "Mean matches of the latest queries.", "mostrecent", ["bundle"]
-        )
+        self._parts = {name: self._gauge(name, "", labels=["bundle"]) for name in _PARTS}
         self._latest: deque[tuple[str, int, int, int]] = deque(maxlen=_LATEST_BATCHES)
         self.dropped = self._counter(
             "dropped",
@@ -125,12 +135,6 @@ class Telemetry:
             "canary_wanted", "Best phrases that exact search found for samples.", ["bundle"]
         )
         self.canary_seconds = self._counter("canary_seconds", "Processor time that checking recall took.")
-        self.recall = self._gauge(
-            "recall",
-            "Recall of the index against exact search, of the latest samples.",
-            "livemostrecent",
-            ["bundle"],
-        )
         self.reloads = self._counter(
             "reloads", "Bundles that were to take over, by what became of it.", ["outcome"]
         )
@@ -198,13 +202,14 @@ class Telemetry:
 
     def batch_done(self, engine: Engine, answers: Sequence[Answer]) -> None:
         """A batch was answered by an engine."""
+        bundle = engine.bundle_id
         for timings in {id(answer.timings): answer.timings for answer in answers}.values():
-            self.tokenise_seconds.observe(timings.tokenise)
-            self.encode_seconds.observe(timings.encode)
-            self.search_seconds.observe(timings.search)
+            self.tokenise_seconds.labels(bundle).observe(timings.tokenise)
+            self.encode_seconds.labels(bundle).observe(timings.encode)
+            self.search_seconds.labels(bundle).observe(timings.search)
             if timings.rescore:
-                self.rescore_seconds.observe(timings.rescore)
-        self._queries_answered(engine.bundle_id, answers)
+                self.rescore_seconds.labels(bundle).observe(timings.rescore)
+        self._queries_answered(bundle, answers)
 
     def from_cache(self, engine: Engine, kept: Sequence[Kept]) -> None:
         """The cache of an engine's answers had those to these queries; called by the event loop's thread.
@@ -240,9 +245,15 @@ class Telemetry:
         bundle = engine.bundle_id
         mine = [batch[1:] for batch in list(self._latest) if batch[0] == bundle]
         if mine:
-            queries, matched, matches = (sum(column) for column in zip(*mine, strict=True))
-            self.coverage.labels(bundle).set(matched / queries)
-            self.per_query.labels(bundle).set(matches / queries)
+            for name, column in zip(
+                ("latest_queries", "latest_matched", "latest_matches"), zip(*mine, strict=True), strict=True
+            ):
+                self._parts[name].labels(bundle).set(sum(column))
+
+    def latest_recall(self, bundle: str, hits: int, wanted: int) -> None:
+        """Of exact search's best for the latest samples, `wanted`, the index found `hits`."""
+        self._parts["latest_hits"].labels(bundle).set(hits)
+        self._parts["latest_wanted"].labels(bundle).set(wanted)
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """A request was answered. Unknown routes and methods, a client's to invent, count as one."""
@@ -262,11 +273,12 @@ class Telemetry:
 
     def text(self) -> bytes:
         """All metrics, in Prometheus' text format."""
-        if self._folder is None:
-            return generate_latest(self.registry)
         registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry, path=self._folder)
-        registry.register(_Processes(Path(self._folder)))
+        if self._folder is None:
+            registry.register(_Ratios(self.registry))
+        else:
+            registry.register(_Ratios(multiprocess.MultiProcessCollector(None, path=self._folder)))
+            registry.register(_Processes(Path(self._folder)))
         return generate_latest(registry)
 
 
@@ -282,6 +294,29 @@ def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
     histogram._sum.inc(sum(values))
     for at, count in buckets.items():
         histogram._buckets[at].inc(count)
+
+
+class _Ratios(Collector):
+    """What another collector has, with ratios over all workers in place of their parts."""
+
+    def __init__(self, of: Collector):
+        self._of = of
+
+    def collect(self) -> Iterator[Metric]:
+        """The other's families but the parts, then the ratios by bundle."""
+        parts: dict[str, dict[str, float]] = {}
+        for family in self._of.collect():
+            name = family.name.removeprefix("bidmatch_")
+            if name in _PARTS:
+                parts[name] = {one.labels["bundle"]: one.value for one in family.samples}
+            else:
+                yield family
+        for name, (part, whole, what) in _RATIOS.items():
+            ratio = GaugeMetricFamily(f"bidmatch_{name}", what, labels=["bundle"])
+            for bundle, of in parts.get(whole, {}).items():
+                if of:
+                    ratio.add_metric([bundle], parts[part][bundle] / of)
+            yield ratio
 
 
 class _Processes(Collector):

@@ -202,6 +202,8 @@ def work(
         traces=open_traces(on=settings.traces),
     )
     limits = Limits(
+        head_bytes=settings.max_head_bytes,
+        header_lines=settings.max_headers,
         head_timeout=settings.head_timeout_ms / 1000,
         write_timeout=settings.write_timeout_ms / 1000,
         max_connections=settings.max_connections,

@@ -126,6 +126,19 @@ def test_probes_and_metrics_answer_while_the_queue_is_full(
     asyncio.run(scene())
 
 
+def test_batches_are_as_large_as_was_measured(
+    application: Callable, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = application(tiny_bundle, threads=1, cache_mb=0)
+    cost = service.serving.current.engine.cost
+    assert cost is not None
+    monkeypatch.setattr(cost, "best_batch", 3)
+    service.ask("POST", "/match", json={"queries": [f"tent {at}" for at in range(8)]})
+    metrics = service.ask("GET", "/metrics")
+    assert sample(metrics, "bidmatch_batch_queries_count") == 3  # of 3, 3 and 2
+    assert sample(metrics, "bidmatch_batch_queries_sum") == 8
+
+
 def test_a_request_has_the_deadline_that_it_asks_for(
     application: Callable, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

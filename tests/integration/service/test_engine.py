@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from export.bundle.encoder import QueryVectors
 from service.engine import Engine
 
 PHRASE_4 = "<img src=x onerror=alert(1)> & <b>tent</b>"
@@ -111,6 +112,36 @@ def test_phrases_carry_user_columns(engine: Engine) -> None:
     table = engine.phrases(np.array([3, 0, 3]))
     assert table.column("id").to_pylist() == ["p3", "p0", "p3"]
     assert table.column("match_type").to_pylist() == ["exact", "broad", "exact"]
+
+
+def test_short_queries_are_not_padded_to_long_ones(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine.load(tiny_bundle)
+    engine.measure()
+    assert engine.cost is not None
+    assert engine.cost.best_batch >= 1
+    # Each token costs, a call next to nothing.
+    monkeypatch.setattr(engine.cost, "seconds", lambda texts, width: 1e-6 + texts * width)
+    widths = []
+    run = engine.encoder.run
+
+    def watched(ids: np.ndarray, mask: np.ndarray) -> QueryVectors:
+        widths.append(ids.shape)
+        return run(ids, mask)
+
+    monkeypatch.setattr(engine.encoder, "run", watched)
+    queries = ["red tent", "red running shoes for men kids women cheap sale", "blue boots"]
+    together = engine.match(queries, 5)
+    assert widths == [(2, 2), (1, 9)]
+    alone = [engine.match([query], 5) for query in queries]
+    assert together.rows.tolist() == [row for one in alone for row in one.rows.tolist()]
+
+
+def test_encoder_calls_take_the_calling_thread_alone(engine: Engine) -> None:
+    options = engine.encoder._session.get_session_options()
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (1, 1)
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
 def test_each_step_is_timed(engine: Engine) -> None:

@@ -72,6 +72,11 @@ def test_recall_at_every_selectivity(
     queries = make_queries(plain.ads, 30, 2) if column == "rank" else ["tent", "tents tent", "best tent 10"]
     explained = explain(engine, queries[0], asked.options(engine), [])
     assert explained["searched"] == how
+    if how == "graph":
+        # Where many are left out the search is wider, up to twice as wide.
+        assert explained["ef"] == min(
+            PHRASES, int(engine.index.ef * min(2.0, PHRASES / explained["admitted"]))
+        )
     # A few were bought as phrase or exact, which their words find.
     assert 0.9 * allowed <= explained["admitted"] <= allowed
     assert recall(engine, plain, queries, asked) >= 0.98

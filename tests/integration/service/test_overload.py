@@ -217,15 +217,25 @@ def test_metrics_are_those_of_all_workers_whichever_is_asked(start: Callable) ->
         for at in range(60):
             # A connection each, so that every worker accepts some.
             with httpx.Client(base_url=server.url) as client:
-                assert client.post("/match", json={"query": f"tent {at}"}).status_code == 200
+                # A third of them without a match, for their scores are too low.
+                least = {"min_score": 2.0} if at % 3 == 0 else {}
+                body = {"query": f"tent {at}", "k": 3, **least}
+                assert client.post("/match", json=body).status_code == 200
         with httpx.Client(base_url=server.url) as client:
-            until(lambda: sample(client, "bidmatch_queries_total", matched="true") == 60)
+            until(lambda: sample(client, "bidmatch_queries_total", matched="true") == 40)
+            # Gauges are brought up to date once a second.
+            until(lambda: sample(client, "bidmatch_query_coverage") == pytest.approx(2 / 3))
         for _ in range(20):
             with httpx.Client(base_url=server.url) as client:
                 assert sample(client, "bidmatch_requests_total", route="/match", status="200") == 60
-                assert sample(client, "bidmatch_queries_total", matched="true") == 60
+                assert sample(client, "bidmatch_queries_total", matched="true") == 40
+                assert sample(client, "bidmatch_queries_total", matched="false") == 20
                 assert sample(client, "bidmatch_cache_misses_total") == 60
                 assert sample(client, "bidmatch_bundle_info") == 1
+                # Ratios are of all queries, not of one worker's; a parts' name is none of the metrics.
+                assert sample(client, "bidmatch_query_coverage") == pytest.approx(2 / 3)
+                assert sample(client, "bidmatch_matches_per_query") == pytest.approx(2 / 3 * 3)
+                assert "bidmatch_latest_" not in client.get("/metrics").text
                 text = client.get("/metrics").text
                 processes |= set(re.findall(r'bidmatch_process_resident_memory_bytes{process="(.+?)"}', text))
                 # Not one series a worker: those who read metrics do not know of them.

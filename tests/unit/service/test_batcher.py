@@ -237,6 +237,21 @@ def test_the_queue_is_bounded_in_characters_too() -> None:
     play(scene)
 
 
+def test_options_take_room_in_the_queue_too_and_one_that_is_larger_than_it_is_taken_alone() -> None:
+    async def scene() -> None:
+        work = Work()
+        batches = batcher(work, queue_bytes=100, size_of=lambda queries, options: len(queries) + options)
+        held = await hold(work, batches)
+        large = batches.submit(["a"], 1000, 5.0)
+        with pytest.raises(QueueFullError):
+            batches.submit(["b"], 1, 5.0)
+        work.go.set()
+        await asyncio.gather(held.answer, large.answer)
+        assert batches._bytes == 0
+
+    play(scene)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_client_is_told_to_come_back_when_what_waits_is_likely_to_be_done(threads: int) -> None:
     def slow(queries: list[str], _options: list[int]) -> list[str]:
