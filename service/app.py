@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import orjson
 from fastapi import Depends, FastAPI, Query, Request
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -289,6 +291,15 @@ def _match_routes(api: FastAPI, app: App) -> None:
             return Response(status_code=CLIENT_LEFT)
 
 
+class _AnyText(PathConvertor):
+    """The rest of a path, line breaks included, which Starlette's own leaves out at the end."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("path", _AnyText())
+
+
 def _phrase_routes(api: FastAPI, app: App) -> None:
     requests, phrases, admin = app.matcher.requests, app.phrases, [Depends(app.admin)]
     answers = problem_answers(401, 403, 404, 422, 503)
@@ -479,4 +490,6 @@ def _operations(api: FastAPI, app: App) -> None:
     async def metrics() -> Response:
         """What the service counts and times."""
         app.refresh_gauges()
-        return Response(app.telemetry.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        # Many workers' files are added up, which is no work for the event loop.
+        text = await asyncio.to_thread(app.telemetry.text)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -61,7 +61,6 @@ class Job(Generic[Options, Answer]):
         "_taken",
         "answer",
         "deadline",
-        "done",
         "options",
         "queries",
         "since",
@@ -72,8 +71,6 @@ class Job(Generic[Options, Answer]):
     ):
         self.queries, self.options, self.answer, self.deadline = queries, options, answer, deadline
         self.since = time.perf_counter()
-        # Set by the event loop's thread when no one waits any more; read by all.
-        self.done = False
         self._taken, self._left = 0, len(queries)
         self._answers: list[Answer | None] = [None] * len(queries)
         self._size = 0
@@ -198,17 +195,12 @@ class Batcher(Generic[Options, Answer]):
         """Seconds until what waits and what is worked on now is likely to be done."""
         return (self.depth + self._in_work) * self._pace.query_seconds / self._threads
 
-    def leave(self, job: Job[Options, Answer]) -> None:
-        """No one waits for the job any more."""
-        job.answer.cancel()
-
     def _late(self, job: Job[Options, Answer]) -> None:
         if not job.answer.done():
             job.answer.set_exception(DeadlineError())
 
     def _over(self, job: Job[Options, Answer], timer: asyncio.TimerHandle) -> None:
         timer.cancel()
-        job.done = True
         if job._taken < len(job.queries):
             with self._lock:
                 # It stays in line, empty, until a thread comes by.
@@ -241,6 +233,9 @@ class Batcher(Generic[Options, Answer]):
 
     def _take(self) -> list[tuple[Job[Options, Answer], int, int]]:
         """The next batch, as slices of jobs: this thread's share of what waited longest. Holds the lock."""
+        if not self.depth:
+            # What is left in line nobody waits for: it must not wake one thread after the other.
+            self._waiting.clear()
         room = min(self._batch(), self._share())
         slices: list[tuple[Job[Options, Answer], int, int]] = []
         now = time.perf_counter()
@@ -263,7 +258,7 @@ class Batcher(Generic[Options, Answer]):
             else:
                 self._bytes -= job._size
         self._waiting.extend(unfinished)
-        if self._waiting and self._idle:
+        if self.depth and self._idle:
             self._idle.pop().release()
         return slices
 
@@ -281,11 +276,14 @@ class Batcher(Generic[Options, Answer]):
         for job, start, end in slices:
             queries += job.queries[start:end]
             options += [job.options] * (end - start)
-        answers: Sequence[Answer] | BaseException
+        answers: Sequence[Answer] | Exception
         try:
             answers = self._run(queries, options)
         except Exception as failure:
             answers = failure
+        except BaseException as failure:
+            # A panic in native code, or what else would end this thread: an error like others.
+            answers = RuntimeError(repr(failure))
         seconds = time.perf_counter() - started
         loop = self._loop
         if loop is not None and not loop.is_closed():
@@ -297,14 +295,14 @@ class Batcher(Generic[Options, Answer]):
         self,
         slices: list[tuple[Job[Options, Answer], int, int]],
         options: list[Options],
-        answers: Sequence[Answer] | BaseException,
+        answers: Sequence[Answer] | Exception,
         started: float,
     ) -> None:
         at = 0
         for job, start, end in slices:
             size = end - start
             if not job.answer.done():
-                if isinstance(answers, BaseException):
+                if isinstance(answers, Exception):
                     job.answer.set_exception(answers)
                 else:
                     job._answers[start:end] = answers[at : at + size]
@@ -313,7 +311,7 @@ class Batcher(Generic[Options, Answer]):
                         job.answer.set_result(job._answers)  # type: ignore[arg-type]
             at += size
         waits = [started - job.since for job, start, _ in slices if not start]
-        found = None if isinstance(answers, BaseException) else answers
+        found = None if isinstance(answers, Exception) else answers
         # Behind those who wait for these answers, who are next in the loop.
         asyncio.get_running_loop().call_soon(self._on_batch, waits, options, found)
 

@@ -311,6 +311,8 @@ class Matcher:
         finally:
             if client is not None:
                 client.on_lost = None
+            # An error's traceback holds this frame, and the job the error: a ring around its bundle.
+            del job
 
 
 def query_seconds(engine: Engine) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.rules.filters import Filter
 
@@ -26,8 +26,20 @@ class MatchOptions:
     allow: tuple[str, ...] | None = None
     deny: tuple[str, ...] = ()
     distinct: bool = False
+    _hash: int = field(init=False, repr=False, compare=False)
+    _size: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Once for all queries of a request: lists may be long.
+        asked = (self.k, self.min_score, self.filter, self.allow, self.deny, self.distinct)
+        size = self.filter.size() if self.filter is not None else 0
+        size += sum(60 + 2 * len(one) for ids in (self.allow or (), self.deny) for one in ids)
+        object.__setattr__(self, "_hash", hash(asked))
+        object.__setattr__(self, "_size", size)
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def size(self) -> int:
         """Bytes that filter and lists take in memory, roughly."""
-        size = self.filter.size() if self.filter is not None else 0
-        return size + sum(60 + 2 * len(one) for ids in (self.allow or (), self.deny) for one in ids)
+        return self._size

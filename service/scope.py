@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +16,6 @@ from service.phrase_keys import PhraseIds
 from service.rules.columns import Columns
 from service.rules.filters import Filter
 from service.rules.selection import Selection
-
-_CACHED = 256
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ class Scopes:
         broad = self.types == BROAD
         self._broad = broad if honour_match_types and not broad.all() else None
         self._searched = None if self._broad is None else Admitted.of_mask(self._broad)
-        self._by_filter: OrderedDict[Filter, tuple[Selection, Admitted]] = OrderedDict()
+        # As long as the selections are kept, by the cache that weighs them.
+        self._by_selection: WeakKeyDictionary[Selection, Admitted] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def of(self, options: MatchOptions) -> Scope:
@@ -93,10 +92,9 @@ class Scopes:
     def _filtered(self, filter_: Filter) -> tuple[Selection, Admitted]:
         selection = self.columns.select(filter_)
         with self._lock:
-            known = self._by_filter.get(filter_)
-            if known is not None and known[0] is selection:
-                self._by_filter.move_to_end(filter_)
-                return known
+            known = self._by_selection.get(selection)
+        if known is not None:
+            return selection, known
         if selection.held_as_rows:
             rows = selection.rows()
             rows = rows if self._broad is None else rows[self._broad[rows]]
@@ -105,7 +103,11 @@ class Scopes:
             mask = selection.mask()
             searched = Admitted.of_mask(mask if self._broad is None else mask & self._broad)
         with self._lock:
-            self._by_filter[filter_] = (selection, searched)
-            while len(self._by_filter) > _CACHED:
-                self._by_filter.popitem(last=False)
+            if selection in self._by_selection:
+                return selection, self._by_selection[selection]
+            self._by_selection[selection] = searched
+        own = (
+            0 if self._broad is None else searched.count * 4 if searched.rows is not None else len(self.types)
+        )
+        selection.count_in(own + len(self.types) // 8)
         return selection, searched

@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from bidmatch.base.console import say
 from bidmatch.base.errors import ConfigError
@@ -214,10 +215,11 @@ class Guard:
         keys: keys that may match, or None for no such.
         admin: keys that may do everything, or None for no such.
         required: whether a key is needed at all.
+        local: whether only this machine can reach the service.
     """
 
-    def __init__(self, keys: KeyRing | None, admin: KeyRing | None, *, required: bool):
-        self.keys, self.admin_keys, self.required = keys, admin, required
+    def __init__(self, keys: KeyRing | None, admin: KeyRing | None, *, required: bool, local: bool = False):
+        self.keys, self.admin_keys, self.required, self.local = keys, admin, required, local
 
     def match(self, scope: Mapping[str, Any]) -> str | None:
         """Who matches: the name of the key, None where none is needed.
@@ -243,9 +245,14 @@ class Guard:
 
         Raises:
             ProblemError: 401, no key or an unknown one; 403, a key that may only match, or there is no admin
-                key.
+                key; where no key is needed, 403 of what another site's page in a browser here sends.
         """
         if not self.required:
+            if _is_of_another_site(scope, local=self.local):
+                raise _forbidden(
+                    "This comes from a page of another site. Without keys only programs and pages of this "
+                    f"service may do that; give keys: {_FILES}."
+                )
             return None
         if self.admin_keys is None:
             raise _forbidden("No admin key is configured, so nobody may do this.")
@@ -256,6 +263,34 @@ class Guard:
         if self.keys is not None and self.keys.name(key) is not None:
             raise _forbidden("This takes an admin key; the one sent may only match.")
         raise _unauthorized("The key is not known.")
+
+
+def _is_of_another_site(scope: Mapping[str, Any], *, local: bool) -> bool:
+    """Whether a browser sent this for a page that is not of this service; programs say nothing of the kind.
+
+    Args:
+        scope: the request's ASGI scope.
+        local: whether the service listens on loopback only: then a name that is none of this machine's to
+            itself leads here because somebody else's name server says so.
+    """
+    sent = dict(scope["headers"])
+    site, origin = sent.get(b"sec-fetch-site"), sent.get(b"origin")
+    if site is None and origin is None:
+        return False
+    host = sent.get(b"host", b"")
+    if site not in (None, b"same-origin", b"none"):
+        return True
+    if origin is not None and origin.partition(b"://")[2] != host:
+        return True
+    name = urlsplit(f"//{host.decode('latin-1')}").hostname or ""
+    return local and not (name == "localhost" or name.endswith(".localhost") or _names_loopback(name))
+
+
+def _names_loopback(name: str) -> bool:
+    try:
+        return _is_loopback(name)
+    except ValueError:
+        return False
 
 
 def _sent_key(scope: Mapping[str, Any]) -> bytes:
@@ -313,9 +348,9 @@ def guard_for(
             say("auth is off: the files of keys are not read")
         if given or not local:
             say(f"auth is off: anyone who reaches {host} may match, add, change and remove phrases")
-        return Guard(None, None, required=False)
+        return Guard(None, None, required=False, local=local)
     if not given and auth == "auto" and local:
-        return Guard(None, None, required=False)
+        return Guard(None, None, required=False, local=True)
     if not given:
         reason = "auth is on" if auth == "on" else f"{host} can be reached from other machines"
         raise ConfigError(

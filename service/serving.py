@@ -157,6 +157,9 @@ class Serving:
             # What is not linked each search compares row by row.
             link_ahead(loaded.live[0], _LINKING_S)
         loaded.probed = self._probe(loaded.engine)
+        # Requests filter by the same columns as before, and none need wait for one to be read.
+        columns, before = loaded.engine.scopes.columns, self.current.engine.scopes.columns
+        columns.prepare(before.read & set(columns.filterable))
         return loaded
 
     def switch(self, loaded: Loaded) -> None:

@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,10 @@ class Supervisor:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            child = self._children.pop(pid)
+            child = self._children.pop(pid, None)
+            if child is None:
+                # As the first process of a container this one inherits orphans of others.
+                continue
             if child.channel in self._selector.get_map():
                 self._selector.get_key(child.channel).data()  # its last words
             if child.channel in self._selector.get_map():
@@ -263,7 +267,8 @@ class Supervisor:
         """See `Crew`."""
         if worker.child is not None:
             worker.leaving = True
-            os.kill(worker.child.pid, signal.SIGKILL if at_once else signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it has ended, and is about to be reaped
+                os.kill(worker.child.pid, signal.SIGKILL if at_once else signal.SIGTERM)
 
     def _stop(self, failure: BidmatchError | None) -> None:
         if self._kill_at is not None:

@@ -126,6 +126,7 @@ class Swaps:
         self._workers, self._crew, self._say = workers, crew, say
         self._swap: _Swap | None = None
         self._begun = 0
+        self._stopped = False
 
     @property
     def running(self) -> bool:
@@ -134,6 +135,9 @@ class Swaps:
 
     def begin(self, path: Path | None, asker: Asker | None) -> None:
         """Let the bundle at `path` take over, by default the one that the settings lead to."""
+        if self._stopped:
+            self._answer(asker, op="refused", kind="stopping", reason="The service is stopping.")
+            return
         if self._swap is not None:
             self._answer(asker, op="refused", kind="running", reason="Another bundle is about to take over.")
             return
@@ -204,6 +208,7 @@ class Swaps:
 
     def stop(self) -> None:
         """The service is stopping; no bundle takes over any more."""
+        self._stopped = True
         swap = self._close(discard=False)
         if swap is not None:
             self._answer(swap.asker, op="refused", kind="stopping", reason="The service is stopping.")

@@ -191,9 +191,8 @@ class Telemetry:
         for counter in (self.canary_hits, self.canary_wanted):
             counter.labels(engine.bundle_id)
         bundle = engine.bundle_id
-        self._matches = self.matches.labels(bundle)
-        self._best = self.best_scores.labels(bundle)
-        self._matched = (self.queries.labels(bundle, "false"), self.queries.labels(bundle, "true"))
+        for matched in ("false", "true"):
+            self.queries.labels(bundle, matched)
 
     def batch_started(self, queries: int, waits: list[float]) -> None:
         """A batch left the queue; `waits` are the seconds that its requests waited."""
@@ -315,7 +314,7 @@ class _Ratios(Collector):
             ratio = GaugeMetricFamily(f"bidmatch_{name}", what, labels=["bundle"])
             for bundle, of in parts.get(whole, {}).items():
                 if of:
-                    ratio.add_metric([bundle], parts[part][bundle] / of)
+                    ratio.add_metric([bundle], parts.get(part, {}).get(bundle, 0.0) / of)
             yield ratio
 
 

@@ -31,7 +31,7 @@ def problems_of(columns: Mapping[str, Any], schema: pa.Schema) -> list[tuple[str
             wrong.append((name, f"there is no such column; there are: {there}"))
             continue
         try:
-            _convert(value, schema.field(name).type)
+            _convert(_spelled(name, value, schema.field(name).type), schema.field(name).type)
         except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
             wrong.append((name, str(error)[:200]))
     return wrong
@@ -47,7 +47,8 @@ def to_table(columns: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Tabl
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         fields.append(pa.field(field.name, kind))
-        arrays.append(pa.array([_or_none(one.get(field.name), kind) for one in columns], kind))
+        given = [_spelled(field.name, one.get(field.name), kind) for one in columns]
+        arrays.append(pa.array([_or_none(value, kind) for value in given], kind))
     return pa.table(arrays, schema=pa.schema(fields)) if fields else pa.table({}).slice(0, len(columns))
 
 
@@ -56,6 +57,19 @@ def _or_none(value: Any, kind: pa.DataType) -> Any:
         return _convert(value, kind)
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
         return None
+
+
+def _spelled(name: str, value: Any, kind: pa.DataType) -> Any:
+    """Negative keywords as the column has them: a list, or one text with commas between."""
+    if name != NEGATIVE_KEYWORDS:
+        return value
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if lists and isinstance(value, str):
+        return keywords_of(value)
+    if not lists and isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return ",".join(value)
+    return value
 
 
 def _convert(value: Any, kind: pa.DataType) -> Any:
@@ -70,13 +84,10 @@ def _convert(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if types.is_list(kind) or types.is_large_list(kind):
-        given = keywords_of(value) if isinstance(value, str) else value
-        if not isinstance(given, list):
+        if not isinstance(value, list):
             raise ValueError("must be a list")
-        return [_convert(one, kind.value_type) for one in given]
+        return [_convert(one, kind.value_type) for one in value]
     if types.is_string(kind) or types.is_large_string(kind):
-        if isinstance(value, list) and all(isinstance(one, str) for one in value):
-            value = ",".join(value)
         if not isinstance(value, str):
             raise ValueError("must be text")
         return value

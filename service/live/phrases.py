@@ -234,6 +234,11 @@ class LivePhrases:
         end = first + len(phrases)
         texts = [str(phrase.text) for phrase in phrases]
         types = [match_type_code(phrase.columns.get(MATCH_TYPE)) for phrase in phrases]
+        # What could fail comes before anything is changed: rows of all parts must stay the same.
+        keys = [text.key(phrase) for phrase in texts]
+        columns = to_table([phrase.columns for phrase in phrases], self._schema)
+        weighted = self._shape.weighted(vectors.narrow)
+        searched = [kind == BROAD or not self._honour_match_types for kind in types]
         self._grow(end)
         if self._shape.wide_dim:
             wide = self._shape.weighted_wide(vectors.wide)
@@ -242,14 +247,13 @@ class LivePhrases:
         self.ids += [phrase.id for phrase in phrases]
         self.texts += texts
         self.columns_of += [phrase.columns for phrase in phrases]
-        self.columns.extend(to_table([phrase.columns for phrase in phrases], self._schema))
+        self.columns.extend(columns)
         self.negatives.extend([phrase.columns.get(NEGATIVE_KEYWORDS) for phrase in phrases])
         runs = [at for at, kind in enumerate(types) if kind == PHRASE]
         self._runs.extend([texts[at] for at in runs], [first + at for at in runs])
-        for at, phrase in enumerate(texts):
-            self._by_key.setdefault(text.key(phrase), []).append(first + at)
-        searched = [kind == BROAD or not self._honour_match_types for kind in types]
-        self._graph.append(self._shape.weighted(vectors.narrow), np.asarray(searched, np.uint8))
+        for at, one in enumerate(keys):
+            self._by_key.setdefault(one, []).append(first + at)
+        self._graph.append(weighted, np.asarray(searched, np.uint8))
         return first
 
     def _grow(self, rows: int) -> None:

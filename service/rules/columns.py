@@ -66,11 +66,19 @@ class Columns:
         """The columns themselves."""
         return self._table
 
+    @property
+    def filterable(self) -> list[str]:
+        """The columns that can be filtered by."""
+        return [field.name for field in self.schema if kind_of(field.type) is not None]
+
+    @property
+    def read(self) -> set[str]:
+        """The columns that were filtered by so far."""
+        return set(self._read)
+
     def prepare(self, names: Iterable[str] | None = None) -> None:
         """Read and sort these columns now, so that no request waits; None: all that can be filtered by."""
-        if names is None:
-            names = [field.name for field in self.schema if kind_of(field.type) is not None]
-        for name in names:
+        for name in self.filterable if names is None else names:
             self._column(name).sort()
 
     def select(self, filter_: Filter) -> Selection:

@@ -58,7 +58,7 @@ def keywords_of(value: str | Sequence[str | None] | None) -> list[str]:
     """The negative keywords in one phrase's column: of a text, what stands between commas."""
     if value is None:
         return []
-    return value.split(",") if isinstance(value, str) else [one for one in value if one is not None]
+    return value.split(",") if isinstance(value, str) else [one for one in value if isinstance(one, str)]
 
 
 def _holds_run(run: Sequence[object], query: Sequence[object]) -> bool:
@@ -263,9 +263,10 @@ class GrowingNegatives:
         Args:
             values: each row's negative keywords: a list of texts, or a text with commas between, or None.
         """
+        listed = [dict.fromkeys(keywords_of(value)) for value in values]
         with self._lock:
-            for row, value in enumerate(values, self._size):
-                for keyword in dict.fromkeys(keywords_of(value)):
+            for row, keywords in enumerate(listed, self._size):
+                for keyword in keywords:
                     number = self._number(keyword)
                     if number >= 0:
                         self._rows[number].append(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -41,7 +42,8 @@ class Selection:
             self.count = int(np.count_nonzero(mask))
         self._rows, self._mask = _fixed(rows), _fixed(mask)
         self._making = threading.Lock()
-        self.on_growth: Callable[[], None] | None = None
+        self.on_growth: Callable[[Selection], None] | None = None
+        self._derived = 0
 
     @classmethod
     def of_mask(cls, mask: np.ndarray) -> Selection:
@@ -81,11 +83,17 @@ class Selection:
     @property
     def nbytes(self) -> int:
         """Bytes of what is held now."""
-        return sum(held.nbytes for held in (self._rows, self._mask) if held is not None)
+        held = (self._rows, self._mask)
+        return self._derived + sum(one.nbytes for one in held if one is not None)
+
+    def count_in(self, nbytes: int) -> None:
+        """Count what somebody keeps as long as this selection."""
+        self._derived += nbytes
+        self._grown()
 
     def _grown(self) -> None:
         if self.on_growth is not None:
-            self.on_growth()
+            self.on_growth(self)
 
 
 def _fixed(held: np.ndarray | None) -> np.ndarray | None:
@@ -121,7 +129,15 @@ class SelectionCache:
 
     def put(self, filter_: Filter, selection: Selection) -> None:
         """Keep a selection; the least recently used ones make room."""
-        selection.on_growth = lambda: self._weigh(filter_, selection)
+        cache = weakref.ref(self)
+
+        def grown(selection: Selection) -> None:
+            # No ring of cache and selection, which only the collector would free.
+            here = cache()
+            if here is not None:
+                here._weigh(filter_, selection)
+
+        selection.on_growth = grown
         with self._lock:
             self._drop(filter_)
             self._add(filter_, selection)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 from httpx import Response
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.match import Pinned
 from service.security import KeyRing
 
 MATCH = {"query": "red tent", "k": 3}
@@ -124,6 +128,44 @@ def test_probes_and_metrics_answer_while_the_queue_is_full(
             assert [answer.status_code for answer in answers] == [200, 200]
 
     asyncio.run(scene())
+
+
+def test_an_id_may_end_in_a_line_break(application: Callable, tiny_bundle: Path, tmp_path: Path) -> None:
+    """And the phrase whose id has none is another."""
+    service = application(tiny_bundle, live=tmp_path / "live")
+    ids = ["a", "a\n", "a\nb", "\n"]
+    phrases = [{"id": id, "text": f"red tent {at}"} for at, id in enumerate(ids)]
+    assert service.ask("POST", "/phrases", json={"phrases": phrases}).status_code == 200
+    for at, id in enumerate(ids):
+        found = service.ask("GET", f"/phrases/{quote(id, safe='')}")
+        assert found.status_code == 200, id
+        assert (found.json()["id"], found.json()["text"]) == (id, f"red tent {at}")
+    assert service.ask("DELETE", "/phrases/a%0A").json()["id"] == "a\n"
+    assert [service.ask("GET", f"/phrases/{quote(id, safe='')}").json()["state"] for id in ids] == [
+        "active",
+        "removed",
+        "active",
+        "active",
+    ]
+
+
+def test_requests_that_are_given_up_hold_no_bundle(
+    application: Callable, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = application(tiny_bundle, threads=1, cache_mb=0)
+    batcher = service.app.matcher.batcher
+    run = batcher._run
+    monkeypatch.setattr(batcher, "_run", lambda *arguments: (time.sleep(0.05), run(*arguments))[1])
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            late = service.ask("POST", "/match", json=MATCH, headers={"X-Request-Timeout-Ms": "1"})
+            assert late.status_code == 504
+        left = [one for one in gc.get_objects() if type(one) is Pinned]
+        assert left == []
+    finally:
+        gc.enable()
 
 
 def test_batches_are_as_large_as_was_measured(

@@ -278,3 +278,38 @@ def test_help_shows_examples_and_every_setting() -> None:
     for name in Settings.model_fields:
         assert f"--{name.replace('_', '-')}" in done.stdout
         assert f"BIDMATCH_{name.upper()}" in " ".join(done.stdout.split())
+
+
+ORPHAN = """
+import ctypes, os, sys, time
+PR_SET_CHILD_SUBREAPER = 36
+assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+if os.fork() == 0:
+    if os.fork() == 0:
+        while not os.path.exists(sys.argv[1]):
+            time.sleep(0.01)
+    os._exit(0)
+os.wait()
+sys.argv = ["bidmatch", *sys.argv[2:]]
+from bidmatch.cli import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes inherit others' orphans on Linux")
+def test_an_orphan_that_it_inherits_does_not_end_it(tiny_bundle: Path, tmp_path: Path) -> None:
+    """As the first process of a container does, when a program that was started in it beside dies."""
+    go = tmp_path / "go"
+    arguments = ["serve", "--bundle", str(tiny_bundle), "--port", "0", "--workers", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, str(go), *arguments], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        ready = next(line for line in process.stderr if line.startswith("ready: "))
+        before = set(children(process.pid))
+        assert len(before) == 2  # the worker and the orphan
+        go.touch()
+        until(lambda: len(set(children(process.pid))) == 1)
+        assert httpx.get(f"{ready.split()[1]}/healthz").status_code == 200
+        process.terminate()
+        assert process.wait() == 0

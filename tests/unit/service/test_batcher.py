@@ -226,13 +226,63 @@ def test_the_queue_is_bounded_in_characters_too() -> None:
         with pytest.raises(QueueFullError):
             batches.submit(["p"], 1, 5.0)
         # One that leaves makes room for as much as it had.
-        batches.leave(last)
+        last.answer.cancel()
         await until(lambda: batches.depth == 2)
         other = batches.submit(["qrst"], 1, 5.0)
         work.go.set()
         await asyncio.gather(held.answer, waiting.answer, other.answer)
         assert await ask(batches, ["0123456789"]) == ["0123456789"]
         assert batches._bytes == 0
+
+    play(scene)
+
+
+def test_what_nobody_waits_for_leaves_idle_threads_alone() -> None:
+    async def scene() -> None:
+        work = Work()
+        batches = batcher(work, threads=3)
+        looks = []
+        take = batches._take
+        batches._take = lambda: (looks.append(None), take())[1]  # type: ignore[method-assign]
+        await until(lambda: len(batches._idle) == 3)
+        work.go.clear()
+        held = []
+        for name in "abc":
+            held.append(batches.submit([name], 1, 5.0))
+            await until(lambda: len(work.calls) == len(held))
+        late = batches.submit(["d"], 1, 0.01)
+        left = batches.submit(["e"], 1, 5.0)
+        with pytest.raises(DeadlineError):
+            await late.answer
+        left.answer.cancel()
+        await until(lambda: batches.depth == 0)
+        work.go.set()
+        await asyncio.gather(*(one.answer for one in held))
+        await until(lambda: len(batches._idle) == 3)
+        seen = len(looks)
+        await asyncio.sleep(0.05)
+        assert len(looks) == seen
+        assert not batches._waiting
+        assert await ask(batches, ["f"]) == ["F"]
+
+    play(scene)
+
+
+def test_what_would_end_a_thread_is_an_error_of_its_batch_alone() -> None:
+    class Panic(BaseException):
+        pass
+
+    def work(queries: list[str], _options: list[int]) -> list[str]:
+        if "panic" in queries:
+            raise Panic("native code gave up")
+        return queries
+
+    async def scene() -> None:
+        batches = batcher(work)
+        with pytest.raises(RuntimeError, match="native code gave up"):
+            await ask(batches, ["panic"])
+        assert await ask(batches, ["a"]) == ["a"]
+        await batches.close()
 
     play(scene)
 
@@ -362,7 +412,7 @@ def test_a_client_that_leaves_makes_room_at_once_and_is_never_worked_on() -> Non
         held = await hold(work, batches)
         leaving = batches.submit(["gone"] * 6, 1, 5.0)
         assert batches.depth == 6
-        batches.leave(leaving)
+        leaving.answer.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving.answer
         await asyncio.sleep(0)
@@ -383,7 +433,7 @@ def test_the_rest_of_a_long_request_is_left_when_no_one_waits_for_it() -> None:
         work.go.clear()
         leaving = batches.submit(["x"] * 40, 1, 5.0)
         await until(lambda: len(work.calls) == 1)
-        batches.leave(leaving)
+        leaving.answer.cancel()
         await asyncio.wait({leaving.answer})
         work.go.set()
         await batches.close()
@@ -532,7 +582,7 @@ def test_many_threads_and_requests_that_come_leave_and_are_late() -> None:
                 assert batches.depth <= 300
                 if chance.random() < 0.2:
                     await asyncio.sleep(chance.choice((0, 0.001)))
-                    batches.leave(job)
+                    job.answer.cancel()
                 try:
                     answers = await job.answer
                 except DeadlineError:

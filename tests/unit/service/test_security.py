@@ -433,3 +433,56 @@ def test_a_wrong_file_at_start(files: dict[str, Path]) -> None:
 )
 def test_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) == loopback
+
+
+# Browsers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        # A form or a fetch of another site's page; the same from a file or a sandbox.
+        (("Host", "127.0.0.1:8000"), ("Sec-Fetch-Site", "cross-site")),
+        (("Host", "localhost:8000"), ("Sec-Fetch-Site", "same-site"), ("Origin", "http://localhost:3000")),
+        (("Host", "127.0.0.1:8000"), ("Origin", "https://example.com")),
+        (("Host", "127.0.0.1:8000"), ("Origin", "null")),
+        # A name of somebody else's that was made to lead here.
+        (
+            ("Host", "example.com:8000"),
+            ("Sec-Fetch-Site", "same-origin"),
+            ("Origin", "http://example.com:8000"),
+        ),
+        (("Host", "127.0.0.1.example.com"), ("Sec-Fetch-Site", "same-origin")),
+        (("Sec-Fetch-Site", "none"),),
+    ],
+)
+def test_without_keys_pages_of_others_change_nothing(headers: tuple[tuple[str, str], ...]) -> None:
+    problem = refused(Guard(None, None, required=False, local=True).admin, scope(*headers))
+    assert problem.status == 403
+    assert "page of another site" in problem.detail
+
+
+@pytest.mark.parametrize(
+    ("headers", "local"),
+    [
+        ((("Host", "127.0.0.1:8000"),), True),
+        # Behind a proxy that hands on its own name; a program says nothing of sites.
+        ((("Host", "bidmatch.internal"),), True),
+        (
+            (
+                ("Host", "localhost:8000"),
+                ("Sec-Fetch-Site", "same-origin"),
+                ("Origin", "http://localhost:8000"),
+            ),
+            True,
+        ),
+        ((("Host", "[::1]:8000"), ("Sec-Fetch-Site", "same-origin"), ("Origin", "http://[::1]:8000")), True),
+        ((("Host", "127.0.0.1"), ("Sec-Fetch-Site", "none")), True),
+        (
+            (("Host", "ads.internal"), ("Sec-Fetch-Site", "same-origin"), ("Origin", "http://ads.internal")),
+            False,
+        ),
+    ],
+)
+def test_without_keys_programs_and_own_pages_may(headers: tuple[tuple[str, str], ...], local: bool) -> None:
+    assert Guard(None, None, required=False, local=local).admin(scope(*headers)) is None

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from service.live.columns import problems_of, to_table, with_rules
+from service.rules.negatives import NEGATIVE_KEYWORDS
 
 TYPES = [
     pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string()), pa.bool_(), pa.int8(), pa.uint8(),
@@ -53,3 +54,30 @@ def test_phrases_without_some_of_the_columns() -> None:
     table = to_table([{"market": "de"}, {}, {"bid": 1, "other": 2}], schema)
     assert table.to_pydict() == {"market": ["de", None, None], "bid": [None, None, 1.0]}
     assert to_table([{"a": 1}] * 3, pa.schema([])).num_columns == 0
+
+
+@pytest.mark.parametrize("value", [[["a", "b"]], [["a"], "b"], [1], ["a", {"b": 1}], {"a": 1}, 5, True])
+def test_negative_keywords_that_are_none(value: Any) -> None:
+    """Lists in lists among them, which would be stored and then stop all that follows the store."""
+    for schema in (pa.schema([]), pa.schema([(NEGATIVE_KEYWORDS, pa.string())])):
+        assert [name for name, _ in problems_of({NEGATIVE_KEYWORDS: value}, with_rules(schema))] == [
+            NEGATIVE_KEYWORDS
+        ]
+
+
+@pytest.mark.parametrize(
+    "column", [pa.string(), pa.list_(pa.string()), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_negative_keywords_as_list_or_text(column: pa.DataType) -> None:
+    schema = pa.schema([(NEGATIVE_KEYWORDS, column)])
+    lists = pa.types.is_list(column)
+    for value in (["used", "rent out"], "used,rent out"):
+        assert problems_of({NEGATIVE_KEYWORDS: value}, schema) == []
+        (held,) = to_table([{NEGATIVE_KEYWORDS: value}], schema)[NEGATIVE_KEYWORDS].to_pylist()
+        assert held == (["used", "rent out"] if lists else "used,rent out")
+
+
+def test_a_match_type_is_one_text() -> None:
+    assert problems_of({"match_type": ["exact"]}, with_rules(pa.schema([]))) == [
+        ("match_type", "must be text")
+    ]
