@@ -193,6 +193,9 @@ class Telemetry:
         bundle = engine.bundle_id
         for matched in ("false", "true"):
             self.queries.labels(bundle, matched)
+        steps = [self.tokenise_seconds, self.encode_seconds, self.search_seconds]
+        for seconds in [*steps, self.rescore_seconds] if engine.rescores else steps:
+            seconds.labels(bundle)
 
     def batch_started(self, queries: int, waits: list[float]) -> None:
         """A batch left the queue; `waits` are the seconds that its requests waited."""
