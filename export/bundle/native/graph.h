@@ -47,10 +47,11 @@ class Graph {
     size_t count() const { return at_.count; }
     size_t dim() const { return at_.dim; }
 
+    // The row that a node stands for; `count` where the file names one that is not there.
     uint64_t label(uint32_t node) const {
         uint64_t label;
         std::memcpy(&label, this->node(node) + at_.label_offset, sizeof label);
-        return label;
+        return std::min<uint64_t>(label, at_.count);
     }
 
     const float* vector(uint32_t node) const {
@@ -71,12 +72,20 @@ class Graph {
         else
             finished = level0<false>(query, ef, rules, budget, start, own);
         own.visited.clear();
-        for (const Scored& found : own.top.items()) best.offer(found.score, static_cast<uint32_t>(label(found.node)));
+        for (const Scored& found : own.top.items()) {
+            const uint64_t row = label(found.node);
+            if (row < at_.count) best.offer(found.score, static_cast<uint32_t>(row));
+        }
         return finished;
     }
 
    private:
     const uint8_t* node(uint32_t node) const { return nodes_ + size_t(node) * at_.node_bytes; }
+
+    bool admits(const Rules& rules, uint32_t node) const {
+        const uint64_t row = label(node);
+        return row < at_.count && rules.admits(row);
+    }
 
     static uint32_t number(const uint8_t* links, size_t most) {
         uint32_t count;
@@ -125,7 +134,7 @@ class Graph {
         const float first = dot_(query, vector(start), at_.dim);
         own.visited.visit(start);
         own.candidates.push({first, start});
-        if (!ruled || rules.admits(label(start))) own.top.push({first, start});
+        if (!ruled || admits(rules, start)) own.top.push({first, start});
         size_t compared = 1;
         uint32_t fresh[512];
         while (!own.candidates.empty()) {
@@ -149,7 +158,7 @@ class Graph {
                 if (!(score > bound)) continue;
                 own.candidates.push({score, fresh[i]});
                 prefetch(node(own.candidates.front().node));
-                if (ruled && !rules.admits(label(fresh[i]))) continue;
+                if (ruled && !admits(rules, fresh[i])) continue;
                 own.top.push({score, fresh[i]});
                 if (own.top.size() > ef) own.top.pop();
             }

@@ -138,6 +138,22 @@ def test_a_graph_that_its_own_links_do_not_hold_together_is_searched_exactly(sav
     assert np.array_equal(graph.search(queries, 50, 100)[0], graph.exact(queries, 50)[0])
 
 
+def test_nodes_that_stand_for_no_row_are_not_returned(saved, vectors, queries):
+    header = IndexHeader.parse(saved[:HEADER_BYTES].tobytes())
+    wrong = saved.copy()
+    nodes = wrong[HEADER_BYTES : HEADER_BYTES + COUNT * header.node_bytes].reshape(COUNT, header.node_bytes)
+    labels = nodes[:, header.label_offset : header.label_offset + 8].copy().view(np.int64)[:, 0]
+    lost = np.arange(0, COUNT, 3)
+    for at, beyond in zip(lost.tolist(), [COUNT, 2**31, 2**40, -1] * COUNT, strict=False):
+        nodes[at, header.label_offset : header.label_offset + 8] = np.array([beyond]).view(np.uint8)
+    graph = _native.Graph(wrong, vectors, **arguments(header))
+    everything = pack(np.ones(COUNT, bool))
+    for allowed in (None, everything):
+        rows = graph.search(queries, 10, 200, allowed=allowed, admitted=COUNT)[0]
+        assert ((rows >= 0) & (rows < COUNT)).all()
+        assert not np.isin(rows, labels[lost]).any()
+
+
 def test_links_that_lead_nowhere_are_not_followed(saved, vectors, queries):
     header = IndexHeader.parse(saved[:HEADER_BYTES].tobytes())
     wrong = saved.copy()
