@@ -13,7 +13,7 @@ import torch
 from export.build import ExportOptions, build_bundle
 from export.bundle.encoder import TextEncoder, io_problem, make_session
 from export.bundle.read import open_bundle
-from export.onnx_graph import export_onnx
+from export.onnx_graph import OPSET, export_onnx
 from export.quantise import quantise
 from export.vectors import part_cosines, torch_vectors
 from trainer.config import TrainConfig
@@ -112,7 +112,7 @@ def test_the_graph_is_valid_named_and_free_of_traces(exported):
     graph = onnx.load(str(file))
     onnx.checker.check_model(graph, full_check=True)
     assert io_problem(make_session(file.read_bytes(), threads=1), 64, 96) is None
-    assert [(entry.domain, entry.version) for entry in graph.opset_import] == [("", 18)]
+    assert [(entry.domain, entry.version) for entry in graph.opset_import] == [("", OPSET)]
     for weights in graph.graph.initializer:
         weights.raw_data = b""
     text = graph.SerializeToString()
