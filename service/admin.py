@@ -104,7 +104,7 @@ class Phrases:
         if self._store is None:
             return []
         with _store_problems("store-unreadable"):
-            return [row for row in map(self._store.get, ids) if row is not None]
+            return self._store.get_many(ids)
 
     async def _change(self, work: Callable[[LiveStore], list[PhraseRow]]) -> list[dict[str, Any]]:
         store = self._required()

@@ -21,8 +21,8 @@ Answer = TypeVar("Answer")
 # A request is refused where what is ahead of it would take this share of its timeout: accepted and then given
 # up, it would only have cost work. The rest is for its own batch, and for what takes longer than of late.
 _MOST_WAITING = 0.5
-# So few queries are not shared out further among threads that are at work: a batch by itself costs, too.
-_WHOLE = 4
+# Of queries that gather while all threads work; smaller ones cost more in batches than they save in waiting.
+_LEAST_SHARE = 4
 # Batches whose time tells how long the next ones take.
 _BATCHES_REMEMBERED = 16
 
@@ -267,7 +267,7 @@ class Batcher(Generic[Options, Answer]):
         idle = len(self._idle)
         if idle:
             return -(-self.depth // (1 + idle))
-        return max(min(self.depth, _WHOLE), -(-self.depth // self._threads))
+        return max(min(self.depth, _LEAST_SHARE), -(-self.depth // self._threads))
 
     def _work(self, slices: list[tuple[Job[Options, Answer], int, int]]) -> None:
         queries: list[str] = []

@@ -144,12 +144,6 @@ class Settings(BaseSettings):
                 f"queue ({self.queue}) is less than max_queries ({self.max_queries}): "
                 "a request of that many queries could never be taken"
             )
-        longest = min(self.max_queries * self.max_query_chars, self.max_body_bytes)
-        if self.queue_kb * 1000 < longest:
-            raise ValueError(
-                f"queue_kb ({self.queue_kb}) is less than a request's {longest} characters (max_queries, "
-                "max_query_chars, max_body_bytes): such a request could never be taken"
-            )
         if self.longest_deadline_ms < self.deadline_ms:
             raise ValueError(
                 f"max_deadline_ms ({self.max_deadline_ms}) is less than deadline_ms ({self.deadline_ms})"

@@ -295,6 +295,15 @@ class LiveStore:
         found = self._database.read(f"SELECT {_COLUMNS} FROM phrases WHERE id = ?", (id,))
         return _row(found[0]) if found else None
 
+    def get_many(self, ids: Sequence[str]) -> list[PhraseRow]:
+        """The rows of those of these phrases, none twice, that have one."""
+        found = []
+        for start in range(0, len(ids), _IDS_A_QUERY):
+            part = ids[start : start + _IDS_A_QUERY]
+            query = f"SELECT {_COLUMNS} FROM phrases WHERE id IN ({_marks(len(part))})"
+            found += self._database.read(query, tuple(part))
+        return [_row(one) for one in found]
+
     def count(self) -> dict[tuple[State, Source], int]:
         """How many rows there are of each state and source, where there are any. Reads all rows."""
         found = self._database.read("SELECT state, source, count(*) FROM phrases GROUP BY state, source")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from bidmatch.base.errors import ConfigError
+from trainer.data.fingerprint import MATCH_TYPE
 from trainer.data.options import RESERVED_COLUMNS, ReadOptions
 
 _NUMBER = ":number"
@@ -95,6 +96,11 @@ def read_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise ConfigError(
                 f"--phrase-columns {taken[0]}: the phrase table has a column of that name of its own",
                 hint="Rename the column in the log.",
+            )
+        if MATCH_TYPE in numbers:
+            raise ConfigError(
+                f"--phrase-columns {MATCH_TYPE}{_NUMBER}: match types are texts, and kept anyway",
+                hint="Leave it out.",
             )
         fields = tuple(name.strip() for name in values["text_fields"].split(",") if name.strip())
         lists = {"phrase_columns": columns, "number_columns": numbers, "text_fields": fields}

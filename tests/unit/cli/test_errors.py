@@ -57,6 +57,8 @@ def test_own_columns_are_no_further_columns(monkeypatch, capsys, tmp_path):
     file.write_text("query\tphrase\tweight\tmatch_type\nred shoes\tshoes\t2\texact\nhat\that\t1\tbroad\n")
     assert run(monkeypatch, "data", file, "--phrase-columns", "match_type") == 0
     assert "2 phrases are 2 texts" in capsys.readouterr().out
+    assert run(monkeypatch, "data", file, "--phrase-columns", "match_type:number") == 2
+    assert "match types are texts" in capsys.readouterr().err
     assert run(monkeypatch, "data", file, "--phrase-columns", "id") == 2
     assert "--phrase-columns id" in capsys.readouterr().err
 

@@ -103,8 +103,6 @@ def test_a_queue_of_just_one_request_is_one() -> None:
         ({"canary": 1.5}, "less than or equal to 1"),
         ({"cache_mb": -1}, "greater than or equal to 0"),
         ({"queue": 10}, "could never be taken"),
-        ({"queue_kb": 7, "max_queries": 8}, "could never be taken"),
-        ({"queue_kb": 1, "max_body_bytes": 1001}, "could never be taken"),
         (
             {"deadline_ms": 501, "max_deadline_ms": 500},
             r"max_deadline_ms \(500\) is less than deadline_ms",

@@ -128,6 +128,10 @@ def test_more_phrases_than_fit_into_one_query(store: LiveStore) -> None:
     assert [row for row in again if row not in first] == [again[1200]]
     assert store.drop_models({"b"}) == 2499
     assert held(store, "a", again) == []
+    ids = [row.id for row in store.changes(0, 10_000)]
+    assert len(ids) > 1000
+    assert sorted(row.id for row in store.get_many([*ids, "nobody's"])) == sorted(ids)
+    assert store.get_many([]) == []
 
 
 def test_pause_resume_remove_and_add_again(store: LiveStore) -> None:
