@@ -251,7 +251,6 @@ def test_a_port_that_another_takes_while_the_bundle_loads(tiny_bundle: Path) -> 
         (["--bundle", "b", "--port", "99999"], {}, "--port (or BIDMATCH_PORT)"),
         (["--bundle", "b"], {"BIDMATCH_MAX_K": "many"}, "--max-k (or BIDMATCH_MAX_K)"),
         (["--bundle", "b", "--queue", "4"], {}, "could never be taken"),
-        (["--bundle", "b", "--queue-kb", "4"], {}, "could never be taken"),
         (
             ["--bundle", "b", "--max-deadline-ms", "500"],
             {},
