@@ -33,7 +33,7 @@ class Renderer:
         *,
         relevance: np.ndarray | None,
         exact: np.ndarray,
-        others: Sequence[tuple[str, str]],
+        others: Sequence[tuple[str, str, bytes]],
         tails: Sequence[bytes] | None,
     ) -> tuple[list[bytes], np.ndarray, np.ndarray]:
         """Write the matches of n queries, in columns as `service.matches.Matches` has them.
@@ -48,8 +48,9 @@ class Renderer:
             classifier: see `scores`.
             relevance: float32 (m), or None.
             exact: bool (m).
-            others: id and text of each row from L on, in the order of the matches.
-            tails: what stands behind the source in each match, JSON that begins with a comma; None: nothing.
+            others: id, text and tail of each row from L on, in the order of the matches.
+            tails: what stands behind the source in each match, JSON that begins with a comma; of the bundle's
+                rows only. None: nothing.
 
         Returns:
             A JSON list for each query; the score of each query's first match that is not exact, float64

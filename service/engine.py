@@ -102,7 +102,8 @@ class Engine:
         self.table = bundle.phrases
         self.keys = PhraseKeys(bundle.lookups.keys, self.table.column("text"))
         self.ids = PhraseIds(bundle.lookups.ids, self.table.column("id"))
-        users = self.table.select(self.user_columns.names)
+        self._column_names = self.user_columns.names
+        users = self.table.select(self._column_names)
         self.scopes = Scopes(_with_rules(users), self.ids, honour_match_types=settings.honour_match_types)
         self.runs = PhraseRuns(bundle.lookups.runs, self.table.column("text"))
         self.negatives = Negatives(_column(users, NEGATIVE_KEYWORDS) if settings.honour_match_types else None)
@@ -120,7 +121,7 @@ class Engine:
         # Live phrases keep it, and would keep all of a bundle that is no longer served, were it a method.
         self.made = round(1e3 * datetime.fromisoformat(bundle.manifest.created).timestamp())
         self.serves = partial(_serves, self.table, self.user_columns, self.made)
-        self._tails = Tails(len(self))
+        self._tails = Tails(self.named(None).columns, len(self))
         self._renderer = Renderer(*_buffers(self.table["id"]), *_buffers(self.table["text"]))
 
     @classmethod
@@ -206,14 +207,12 @@ class Engine:
 
     def named(self, live: LivePhrases | None) -> PhraseTable:
         """Ids, texts and columns by row, of the bundle's phrases and of live ones, which were searched."""
-        return PhraseTable(self.table, live, self.user_columns.names)
+        return PhraseTable(self.table, live, self._column_names)
 
     def rendered(self, found: Matches) -> tuple[list[bytes], np.ndarray, np.ndarray]:
         """Matches as JSON, a list for each query; see `service._native.Renderer.render`."""
         live, rows = found.live, found.rows
-        others = [] if live is None else (rows[rows >= len(self)] - len(self)).tolist()
-        # Without columns there is nothing to say of them, but for live phrases.
-        tails = self._tails.of(rows, self.named(live)) if self.user_columns.names or others else None
+        beyond = [] if live is None else (rows[rows >= len(self)] - len(self)).tolist()
         return self._renderer.render(
             found.offsets,
             rows,
@@ -222,8 +221,8 @@ class Engine:
             found.classifier,
             relevance=found.relevance,
             exact=found.exact,
-            others=[(live.ids[row], live.texts[row]) for row in others] if live is not None else [],
-            tails=tails,
+            others=[live.shown[row] for row in beyond] if live is not None else [],
+            tails=self._tails.of(rows) if self._column_names else None,
         )
 
     def depth(self, k: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +27,8 @@ _NO_BITS = np.empty(0, np.uint8)
 _NOTHING = np.empty(0, np.float32)
 # How much deeper a search goes at a time where phrases of one text took each other's places.
 _DEEPER = 4
+# The narrowest search of the live graph.
+_LEAST_WIDTH = 32
 
 
 class Search:
@@ -103,13 +106,13 @@ class Search:
             live = self.live.search(
                 vectors.narrow,
                 min(depth, limit),
-                engine.index.width(engine.settings.ef),
+                self._live_width(),
                 self._view,
                 allowed=allowed,
                 denied=denied,
+                first=len(engine),
             )
-            live_rows = np.where(live.rows < 0, -1, live.rows + len(engine))
-            rows = np.concatenate([rows, live_rows], axis=1)
+            rows = np.concatenate([rows, live.rows], axis=1)
             encoder = np.concatenate([encoder, live.encoder], axis=1)
             classifier = np.concatenate([classifier, live.classifier], axis=1)
         if engine.rescores:
@@ -121,6 +124,19 @@ class Search:
         if limit:
             unseen = np.maximum(unseen, self._unseen(rows[:, ours:], scores[:, ours:], depth < limit))
         return found_pairs(rows, encoder, classifier, rows.shape[1], options.min_score), unseen
+
+    def _live_width(self) -> int:
+        """The ef of the live graph's search: less than the bundle's, as fewer of the best are live ones.
+
+        The root of the share that they have of all phrases has the recall that the bundle's has at its ef,
+        measured at a tenth and a half of all. Where a filter leaves few of them, all of it is needed.
+        """
+        engine, limit = self._engine, self._view.limit
+        whole = engine.index.width(engine.settings.ef)
+        allowed, _ = self._live_scope
+        if allowed is not None:
+            return whole
+        return max(_LEAST_WIDTH, math.ceil(whole * math.sqrt(limit / (limit + len(engine)))))
 
     def _unseen(self, rows: np.ndarray, scores: np.ndarray, more: bool) -> np.ndarray:
         """What phrases beyond those found may score: no more than the least of these.
@@ -144,22 +160,22 @@ class Search:
         )
         exact = partial(engine.index.exact, admitted=self._scope.searched, off=self._off)
         found = search(vectors, engine.depth(k), denied=self._denied).rows[0]
-        best = exact(vectors, k, denied=self._denied).rows[0]
-        hits, wanted = np.isin(best[best >= 0], found).sum(), (best >= 0).sum()
+        best = exact(vectors, k, denied=self._denied)
+        rows, scores = best.rows[0], best.scores[0]
         limit = self._view.limit
         if self.live is not None and limit:
             allowed, denied = self._live_scope
-            width = engine.index.width(engine.settings.ef)
-            depth = min(engine.depth(k), limit)
-            live_found, live_best = (
-                self.live.search(
-                    vectors, most, width, self._view, allowed=allowed, denied=denied, exactly=exactly
-                ).rows[0]
-                for most, exactly in ((depth, False), (min(k, limit), True))
-            )
-            hits += np.isin(live_best[live_best >= 0], live_found).sum()
-            wanted += (live_best >= 0).sum()
-        return int(hits), int(wanted)
+            width = self._live_width()
+            live = partial(self.live.search, ef=width, view=self._view, allowed=allowed, denied=denied)
+            live = partial(live, first=len(engine))
+            live_found = live(vectors, min(engine.depth(k), limit)).rows[0]
+            live_best = live(vectors, min(k, limit), exactly=True)
+            found = np.concatenate([found, live_found])
+            rows = np.concatenate([rows, live_best.rows[0]])
+            scores = np.concatenate([scores, live_best.scores[0]])
+        wanted = rows[np.argsort(np.where(rows < 0, np.inf, -scores), kind="stable")[:k]]
+        wanted = wanted[wanted >= 0]
+        return int(np.isin(wanted, found).sum()), len(wanted)
 
     def _rescored(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         started = time.perf_counter()

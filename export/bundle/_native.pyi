@@ -105,8 +105,9 @@ class LiveGraph:
         denied_offsets: np.ndarray | None = None,
         denied_rows: np.ndarray | None = None,
         exactly: bool = False,
+        first: int = 0,
     ) -> _Found:
-        """The k best admitted rows before `limit`; see `Graph.search`."""
+        """The k best admitted rows before `limit`, numbered from `first`; see `Graph.search`."""
     def score(self, queries: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Both parts of the scores of rows, int64 (n, c), -1 for none: float32 (n, c) each."""
 

@@ -26,6 +26,7 @@ from service.live.store import PhraseRow
 from service.rules.bought import GrowingRuns
 from service.rules.columns import GrowingColumns
 from service.rules.negatives import NEGATIVE_KEYWORDS, GrowingNegatives
+from service.tails import tail_of
 
 _M, _EF_CONSTRUCTION, _SEED = 16, 100, 100
 _LEAST_ROWS = 1024
@@ -127,6 +128,7 @@ class LivePhrases:
         ids: by row, those of earlier states, too; likewise the next two.
         texts: see `ids`.
         columns_of: see `ids`.
+        shown: by row, what a match says of the phrase: id, text and tail, see `service.tails`.
         columns: to be filtered by.
         negatives: negative keywords.
         view: what searches that begin now see.
@@ -151,6 +153,7 @@ class LivePhrases:
         self.ids: list[str] = []
         self.texts: list[str] = []
         self.columns_of: list[Mapping[str, Any]] = []
+        self.shown: list[tuple[str, str, bytes]] = []
         self._row_of: dict[str, int] = {}
         self._by_key: dict[str, list[int]] = {}
         self.columns = GrowingColumns(schema)
@@ -239,6 +242,8 @@ class LivePhrases:
         columns = to_table([phrase.columns for phrase in phrases], self._schema)
         weighted = self._shape.weighted(vectors.narrow)
         searched = [kind == BROAD or not self._honour_match_types for kind in types]
+        tails = [tail_of(phrase.columns) for phrase in phrases]
+        shown = list(zip([phrase.id for phrase in phrases], texts, tails, strict=True))
         self._grow(end)
         if self._shape.wide_dim:
             wide = self._shape.weighted_wide(vectors.wide)
@@ -247,6 +252,7 @@ class LivePhrases:
         self.ids += [phrase.id for phrase in phrases]
         self.texts += texts
         self.columns_of += [phrase.columns for phrase in phrases]
+        self.shown += shown
         self.columns.extend(columns)
         self.negatives.extend([phrase.columns.get(NEGATIVE_KEYWORDS) for phrase in phrases])
         runs = [at for at, kind in enumerate(types) if kind == PHRASE]
@@ -328,6 +334,7 @@ class LivePhrases:
         allowed: np.ndarray | None,
         denied: Denied | None,
         exactly: bool = False,
+        first: int = 0,
     ) -> Found:
         """The k nearest rows of each vector, see `PhraseIndex.search`.
 
@@ -339,6 +346,7 @@ class LivePhrases:
             allowed: bits of the rows that may be returned; None for all.
             denied: rows that may not, by query.
             exactly: compare all rows.
+            first: what rows are numbered from.
         """
         found = self._graph.search(
             np.ascontiguousarray(vectors, np.float32),
@@ -350,6 +358,7 @@ class LivePhrases:
             denied_offsets=None if denied is None else denied.offsets,
             denied_rows=None if denied is None else denied.rows,
             exactly=exactly,
+            first=first,
         )
         return Found(*found)
 

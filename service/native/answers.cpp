@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -116,7 +117,7 @@ class Renderer {
     py::tuple render(const Array<int64_t>& offsets, const Array<int64_t>& rows, const Array<float>& scores,
                      const Array<float>& encoder, const Array<float>& classifier,
                      const std::optional<Array<float>>& relevance, const Array<bool>& exact,
-                     const std::vector<std::pair<std::string, std::string>>& others,
+                     const std::vector<std::tuple<std::string, std::string, std::string>>& others,
                      const std::optional<std::vector<std::string>>& tails) const {
         const py::ssize_t total = rows.size();
         if (offsets.size() < 1) throw py::value_error("offsets must have one more than there are queries");
@@ -152,9 +153,8 @@ class Renderer {
                 for (int64_t at = ends[i]; at < ends[i + 1]; ++at) {
                     const size_t row = static_cast<size_t>(rows.data()[at]);
                     const bool is_live = row >= ids_.count();
-                    const std::string_view id = is_live ? std::string_view(others[other].first) : ids_[row];
-                    const std::string_view text = is_live ? std::string_view(others[other].second) : texts_[row];
-                    other += is_live;
+                    const std::string_view id = is_live ? std::string_view(std::get<0>(others[other])) : ids_[row];
+                    const std::string_view text = is_live ? std::string_view(std::get<1>(others[other])) : texts_[row];
                     const bool equal = exact.data()[at];
                     if (!equal && std::isnan(first)) first = scores.data()[at];
                     add_to(filter, id);
@@ -173,7 +173,10 @@ class Renderer {
                         out += ",\"relevance\":";
                         write_number(out, relevance->data()[at]);
                     }
-                    if (tails) out += (*tails)[static_cast<size_t>(at)];
+                    if (is_live)
+                        out += std::get<2>(others[other++]);
+                    else if (tails)
+                        out += (*tails)[static_cast<size_t>(at)];
                     out += '}';
                 }
                 out += ']';

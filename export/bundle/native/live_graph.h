@@ -155,6 +155,8 @@ class LiveGraph {
                 const Link* list = links(current, at);
                 if (!list) break;
                 const uint32_t count = std::min<uint32_t>(list[0].load(std::memory_order_acquire), M_);
+                for (uint32_t i = 1; i <= count; ++i)
+                    prefetch_vector(vector(list[i].load(std::memory_order_acquire)), dim_);
                 for (uint32_t i = 1; i <= count; ++i) {
                     const uint32_t other = list[i].load(std::memory_order_acquire);
                     const float found = score(query, other);
@@ -198,6 +200,7 @@ class LiveGraph {
                 const float other = score(query, fresh[i]);
                 if (own.top.size() >= ef && !(other > own.top.front().score)) continue;
                 own.candidates.push({other, fresh[i]});
+                if (level == 0) prefetch(links(own.candidates.front().node, 0));
                 if (ruled && !rules->admits(fresh[i])) continue;
                 own.top.push({other, fresh[i]});
                 if (own.top.size() > ef) own.top.pop();

@@ -77,7 +77,8 @@ struct Found {
           rows_(rows.mutable_data()), encoder_(encoder.mutable_data()), classifier_(classifier.mutable_data()) {}
 
     template <class VectorOf>
-    void write(size_t query, const float* vector, Best& best, const Split& split, size_t dim, VectorOf vector_of) {
+    void write(size_t query, const float* vector, Best& best, const Split& split, size_t dim, VectorOf vector_of,
+               int64_t first = 0) {
         const Dot dot = kernels().dot;
         const std::vector<Scored>& items = best.sorted();
         for (size_t i = 0; i < k; ++i) {
@@ -90,7 +91,7 @@ struct Found {
             const float* found = vector_of(items[i].node);
             const float d = dot(vector, found, split.at);
             const float c = dot(vector + split.at, found + split.at, dim - split.at);
-            rows_[at] = items[i].node;
+            rows_[at] = first + items[i].node;
             // Rounding puts the cosine of equal vectors a little above 1.
             encoder_[at] = std::max(-split.encoder_weight, std::min(split.encoder_weight, d));
             classifier_[at] = std::max(-split.classifier_weight, std::min(split.classifier_weight, c));
@@ -243,7 +244,7 @@ class PyLiveGraph {
     }
 
     py::tuple search(const Floats& queries, size_t k, size_t ef, size_t limit, const Bits& allowed, const Bits& off,
-                     const Rows64& denied_offsets, const Rows32& denied_rows, bool exactly) const {
+                     const Rows64& denied_offsets, const Rows32& denied_rows, bool exactly, int64_t first) const {
         check_k(k);
         const Queries all = queries_of(queries, graph_->dim());
         limit = std::min(limit, graph_->count());
@@ -268,7 +269,8 @@ class PyLiveGraph {
                     best = Best(k);
                     graph_->exact(all[i], rules, best);
                 }
-                found.write(i, all[i], best, split_, graph_->dim(), [this](uint32_t row) { return graph_->vector(row); });
+                found.write(i, all[i], best, split_, graph_->dim(), [this](uint32_t row) { return graph_->vector(row); },
+                            first);
             }
         }
         return found.tuple();
@@ -379,7 +381,8 @@ PYBIND11_MODULE(_native, module) {
         .def("append", &PyLiveGraph::append, py::arg("vectors"), py::arg("searchable"))
         .def("link", &PyLiveGraph::link, py::arg("most"))
         .def("search", &PyLiveGraph::search, py::arg("queries"), py::arg("k"), py::arg("ef"), py::arg("limit"),
-             py::kw_only(), allowed, off, offsets, rows, py::arg("exactly") = false)
+             py::kw_only(), allowed, off, offsets, rows, py::arg("exactly") = false,
+             py::arg("first") = 0)
         .def("score", &PyLiveGraph::score, py::arg("queries"), py::arg("rows"));
 
     module.def("score_wide", &score_wide, py::arg("queries"), py::arg("rows"), py::arg("wide"), py::arg("scales"),

@@ -35,7 +35,7 @@ def test_every_text_and_number_comes_back(renderer: Renderer) -> None:
     exact = np.array([True, False, False, True, False, False, False, False])
     parts = columns(8)
     parts["scores"][:4] = [1.0, -0.0, 1e-30, 123456790.0]
-    others = [("live 1", "l\u00f6we"), ("live 2", '"')]
+    others = [("live 1", "l\u00f6we", b',"columns":{"at":6}'), ("live 2", '"', b"")]
     tails = [b',"columns":{"at":%d}' % at if at % 2 else b"" for at in range(8)]
     listed, best, filters = renderer.render(
         offsets, rows, **parts, relevance=parts["scores"], exact=exact, others=others, tails=tails
@@ -44,7 +44,7 @@ def test_every_text_and_number_comes_back(renderer: Renderer) -> None:
     matches = [match for one in listed for match in orjson.loads(one)]
     live = iter(others)
     for at, (row, match) in enumerate(zip(rows.tolist(), matches, strict=True)):
-        id, text = next(live) if row >= len(IDS) else (IDS[row], TEXTS[row])
+        id, text, tail = next(live) if row >= len(IDS) else (IDS[row], TEXTS[row], tails[at])
         assert list(match)[:6] == ["id", "phrase", "score", "parts", "source", "relevance"]
         assert (match["id"], match["phrase"]) == (id, text)
         assert np.float32(match["score"]) == parts["scores"][at]
@@ -52,7 +52,7 @@ def test_every_text_and_number_comes_back(renderer: Renderer) -> None:
         assert np.float32(match["parts"]["encoder"]) == parts["encoder"][at]
         assert np.float32(match["parts"]["classifier"]) == parts["classifier"][at]
         assert match["source"] == ("exact" if exact[at] else "live" if row >= len(IDS) else "index")
-        assert match.get("columns") == ({"at": at} if at % 2 else None)
+        assert match.get("columns") == (orjson.loads(tail[len(',"columns":') :]) if tail else None)
     assert best[0] == parts["scores"][1]
     assert math.isnan(best[1])
     assert best[2] == parts["scores"][4]
@@ -124,7 +124,7 @@ def test_no_phrases_at_all() -> None:
         ({"offsets": np.empty(0, np.int64)}, "one more"),
         ({"rows": np.array([0, -1])}, "no such row"),
         ({"rows": np.array([0, 6])}, "beyond the texts"),
-        ({"others": [("a", "b")]}, "beyond the texts"),
+        ({"others": [("a", "b", b"")]}, "beyond the texts"),
         ({"scores": np.zeros(1, np.float32)}, "one length"),
         ({"tails": [b""]}, "one length"),
         ({"relevance": np.zeros(3, np.float32)}, "one length"),
