@@ -7,13 +7,13 @@ allows, however many queries come.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 
 from service.engine import Engine
 from service.options import MatchOptions
@@ -25,7 +25,6 @@ _log = logging.getLogger("bidmatch.service")
 
 # Of a processor's time.
 _MOST_TIME = 0.02
-_WAITING = 16
 _AVERAGED = 200
 
 
@@ -40,7 +39,7 @@ class Canary:
     def __init__(self, share: float, telemetry: Telemetry):
         self._share, self._telemetry = share, telemetry
         self._chance = random.Random()
-        self._waiting: queue.Queue[tuple[Engine, str, MatchOptions] | None] = queue.Queue(_WAITING)
+        self._waiting: queue.SimpleQueue[tuple[Engine, str, MatchOptions] | None] = queue.SimpleQueue()
         self._rest_until = 0.0
         self._latest: deque[tuple[str, int, int]] = deque(maxlen=_AVERAGED)
         self._thread: threading.Thread | None = None
@@ -49,25 +48,18 @@ class Canary:
             self._thread.start()
 
     def offer(self, engine: Engine, queries: Sequence[str], options: MatchOptions) -> None:
-        """Perhaps take one of these queries as a sample."""
+        """Perhaps take one of these queries as a sample; in the event loop."""
         if not self._share or time.monotonic() < self._rest_until or self._chance.random() >= self._share:
             return
-        try:
-            self._waiting.put_nowait((engine, self._chance.choice(queries), options))
-        except queue.Full:
-            return
+        # One at a time: what it takes says when the next one may come.
+        self._rest_until = math.inf
+        self._waiting.put((engine, self._chance.choice(queries), options))
 
     def stop(self) -> None:
         """End the thread."""
         if self._thread is not None:
             self._share = 0.0
-            while True:
-                try:
-                    self._waiting.put_nowait(None)
-                    break
-                except queue.Full:
-                    with suppress(queue.Empty):
-                        self._waiting.get_nowait()
+            self._waiting.put(None)
             self._thread.join()
 
     def _run(self) -> None:
