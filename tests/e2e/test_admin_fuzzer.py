@@ -329,6 +329,8 @@ def check_soundness(session: requests.Session, address: str) -> None:
         assert stored["id"] == id
         place = f"{address}/phrases/{quote(id, safe='')}"
         assert session.get(place).json() == stored
+        # One that was paused before stays paused.
+        assert session.post(f"{place}/resume").json()["state"] == "active"
         query = {"query": f"Solar garden gnome {at}"}
         assert session.post(f"{address}/match", json=query).json()["matches"][0]["id"] == id
         assert session.post(f"{place}/pause").json()["state"] == "paused"
