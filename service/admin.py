@@ -36,6 +36,8 @@ Result = TypeVar("Result")
 # A change is durable when it is acknowledged, and visible in this worker, unless that takes longer than this.
 _VISIBLE_WITHIN_S = 5.0
 _WORKERS = 2
+# Calls that wait for a thread; each may bring as many phrases as a request may.
+_MOST_WAITING = 100
 
 
 class Reloads(Protocol):
@@ -61,14 +63,36 @@ class Phrases:
     def __init__(self, serving: Serving, store: LiveStore | None):
         self._serving, self._store = serving, store
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="admin")
+        self._in_hand = 0
 
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
 
     async def off_loop(self, work: Callable[[], Result]) -> Result:
-        """Do work that blocks on a thread for it."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        """Do work that blocks on a thread for it.
+
+        Raises:
+            ProblemError: 429 too much waits for that.
+        """
+        if self._in_hand >= _WORKERS + _MOST_WAITING:
+            raise ProblemError(
+                429,
+                "busy",
+                "More calls of this kind are waiting than the service takes; try again soon.",
+                headers={"Retry-After": "1"},
+            )
+        self._in_hand += 1
+        done = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        # When it is done, not when nobody waits for it any more.
+        done.add_done_callback(self._over)
+        return await asyncio.shield(done)
+
+    def _over(self, done: asyncio.Future[Any]) -> None:
+        self._in_hand -= 1
+        if not done.cancelled():
+            # Whoever left does not ask how it ended.
+            done.exception()
 
     async def put(self, phrases: list[Any]) -> list[dict[str, Any]]:
         """Add or change phrases: objects with `id`, `text`, `columns`.

@@ -302,7 +302,7 @@ register_url_convertor("path", _AnyText())
 
 def _phrase_routes(api: FastAPI, app: App) -> None:
     requests, phrases, admin = app.matcher.requests, app.phrases, [Depends(app.admin)]
-    answers = problem_answers(401, 403, 404, 422, 503)
+    answers = problem_answers(401, 403, 404, 422, 429, 503)
     one = {**ok(ref("PhraseState"), "The phrase as it is now"), **answers}
     changed = {**one, **problem_answers(409)}
 
@@ -315,7 +315,7 @@ def _phrase_routes(api: FastAPI, app: App) -> None:
         response_class=Response,
         responses={
             **ok(ref("PhraseStates"), "They are stored, and matched from now on"),
-            **problem_answers(400, 401, 403, 404, 408, 413, 415, 422, 503),
+            **problem_answers(400, 401, 403, 404, 408, 413, 415, 422, 429, 503),
         },
         openapi_extra={"requestBody": requests.body_of(requests.phrases)},
     )
@@ -420,7 +420,7 @@ def _admin_routes(api: FastAPI, app: App) -> None:
         response_class=Response,
         responses={
             **ok(ref("Explanation"), "How they came about"),
-            **problem_answers(400, 401, 403, 408, 413, 415, 422, 503),
+            **problem_answers(400, 401, 403, 408, 413, 415, 422, 429, 503),
         },
         openapi_extra={"requestBody": requests.body_of(requests.explained)},
     )

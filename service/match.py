@@ -265,14 +265,14 @@ class Matcher:
         if len(queries) > len(missing):
             self._telemetry.from_cache(loaded.engine, [one for one in answers if isinstance(one, Kept)])
         if missing:
+            if cache.on:
+                self._telemetry.cache_misses.inc(len(missing))
             asked = queries if len(missing) == len(queries) else [queries[at] for at in missing]
             found = await self._work(scope, asked, Pinned(loaded, options), timeout)
             for at, one in zip(missing, found, strict=True):
                 answers[at] = one
                 if cache.on and one.guard is not None:
                     cache.put(keys[at], options, Kept(one.matches, one.count, one.best), one.guard)
-            if cache.on:
-                self._telemetry.cache_misses.inc(len(missing))
             for query in asked:
                 self._serving.probes.record(query)
             self._canary.offer(loaded.engine, asked, options)

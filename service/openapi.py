@@ -19,7 +19,7 @@ _PROBLEMS = {
     413: "The body is too large",
     415: "The body is of another type than JSON",
     422: "A value is not allowed, or the bundle was refused",
-    429: "The queue is full",
+    429: "Too much is waiting",
     503: "The service is stopping, or its store of phrases cannot be read or written",
     504: "Not answered within the deadline",
 }

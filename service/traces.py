@@ -9,12 +9,17 @@ from starlette.types import Scope
 from bidmatch import __version__
 from bidmatch.base.errors import ConfigError
 
+_ROUTES = frozenset(
+    ("/match", "/admin/reload", "/admin/explain", "/healthz", "/readyz", "/metrics", "/docs", "/")
+)
+
 
 class Traces:
-    """Spans of requests; without a tracer nothing happens."""
+    """Spans of requests; without a provider of tracers nothing happens."""
 
-    def __init__(self, tracer: Any = None, propagator: Any = None):
-        self._tracer, self._propagator = tracer, propagator
+    def __init__(self, provider: Any = None, propagator: Any = None):
+        self._provider, self._propagator = provider, propagator
+        self._tracer = None if provider is None else provider.get_tracer("bidmatch", __version__)
 
     def start(self, scope: Scope) -> Any:
         """Begin the span of a request; None where there are no traces."""
@@ -22,7 +27,7 @@ class Traces:
             return None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         return self._tracer.start_span(
-            f"{scope['method']} {scope['path'] if scope['path'] == '/match' else 'other'}",
+            f"{scope['method']} {_route(scope['path'])}",
             context=self._propagator.extract(headers),
             attributes={"http.request.method": scope["method"], "url.path": scope["path"][:200]},
         )
@@ -32,6 +37,19 @@ class Traces:
         if span is not None:
             span.set_attribute("http.response.status_code", status)
             span.end()
+
+    def close(self) -> None:
+        """Send what was not sent yet."""
+        if self._provider is not None:
+            self._provider.shutdown()
+
+
+def _route(path: str) -> str:
+    """What names a path in a span: one of a few, whatever is asked for."""
+    first = path.split("/", 2)[1] if path.startswith("/") else ""
+    if first == "phrases":
+        return "/phrases" if path == "/phrases" else "/phrases/{id}"
+    return path if path in _ROUTES else "other"
 
 
 def open_traces(*, on: bool) -> Traces:
@@ -55,4 +73,4 @@ def open_traces(*, on: bool) -> Traces:
     resource = Resource.create({"service.name": "bidmatch", "service.version": __version__})
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return Traces(provider.get_tracer("bidmatch", __version__), TraceContextTextMapPropagator())
+    return Traces(provider, TraceContextTextMapPropagator())

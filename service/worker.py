@@ -191,6 +191,7 @@ def work(
         announcer(settings.log_format)(f"encoding on the CPU, for CUDA does not work here: {fallback}")
     serving.start()
     phrases = Phrases(serving, store)
+    traces = open_traces(on=settings.traces)
     reloads = ParentReloads(channel, serving, telemetry)
     app = App(
         serving,
@@ -199,7 +200,7 @@ def work(
         phrases=phrases,
         reloads=reloads,
         telemetry=telemetry,
-        traces=open_traces(on=settings.traces),
+        traces=traces,
     )
     limits = Limits(
         head_bytes=settings.max_head_bytes,
@@ -236,6 +237,7 @@ def work(
     finally:
         serving.stop()
         phrases.close()
+        traces.close()
         if store is not None:
             store.close()
 

@@ -80,6 +80,32 @@ def test_a_failure_ends_neither_checks_nor_answers(
     assert "the recall of a query could not be checked" in caplog.text
 
 
+def test_it_takes_no_more_than_its_share(
+    application: Callable, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check of 0.2 s is 2% of a processor's time in 10 s: in less there is no other."""
+    done: list[float] = []
+
+    def check(*_: Any) -> tuple[int, int]:
+        until = time.thread_time() + 0.2
+        while time.thread_time() < until:
+            pass
+        done.append(time.monotonic())
+        return 5, 5
+
+    monkeypatch.setattr("service.canary.index_recall", check)
+    service = application(tiny_bundle, canary=1.0, cache_mb=0)
+    until = time.monotonic() + 20
+    while not done and time.monotonic() < until:
+        service.ask("POST", "/match", json={"query": "cheap red tent", "k": 5})
+    asked = 0
+    while time.monotonic() < done[0] + 2:
+        service.ask("POST", "/match", json={"query": f"cheap red tent {asked}", "k": 5})
+        asked += 1
+    assert asked
+    assert len(done) == 1
+
+
 def test_off_it_samples_nothing(application: Callable, tiny_bundle: Path) -> None:
     service = application(tiny_bundle, canary=0.0, cache_mb=0)
     for at in range(20):

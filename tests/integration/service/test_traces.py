@@ -60,3 +60,18 @@ def test_a_span_belongs_to_the_callers_trace(
     attributes = {one.key: one.value for one in span.attributes}
     assert attributes["http.response.status_code"].int_value == 200
     assert "private" not in str(span)
+
+
+def test_spans_are_sent_when_the_service_stops(
+    start: Callable, collector: tuple[str, list, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, spans, _ = collector
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
+    with start("--traces") as server, httpx.Client(base_url=server.url) as client:
+        assert client.post("/match", json={"query": "a"}).status_code == 200
+        assert client.get("/phrases/a%2Fb").status_code == 404
+        assert client.get("/nowhere").status_code == 404
+        assert client.get("/readyz").status_code == 200
+    names = ["GET /phrases/{id}", "GET /readyz", "GET other", "POST /match"]
+    assert sorted(span.name for span in spans) == names

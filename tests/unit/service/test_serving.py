@@ -108,6 +108,23 @@ def test_another_bundle_takes_over(make: Callable[..., Serving], tiny_bundle: Pa
     }
 
 
+def test_a_bundle_is_warm_and_its_live_phrases_linked_when_it_takes_over(
+    make: Callable[..., Serving], store: LiveStore, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = make(store)
+    add(serving, store, *((f"live {at}", f"red tent {at}") for at in range(200)))
+    warmed: list[Engine] = []
+    match = Engine.match
+    monkeypatch.setattr(
+        Engine, "match", lambda engine, *asked: (warmed.append(engine), match(engine, *asked))[1]
+    )
+    loaded = serving.prepare(other)
+    # What encoding costs is known, so it is not measured; there were no queries to try the bundle with.
+    assert warmed == [loaded.engine]
+    assert loaded.live is not None
+    assert (len(loaded.live[0].ids), loaded.live[0].unlinked) == (200, 0)
+
+
 def test_the_bundle_before_goes_at_once(make: Callable[..., Serving], store: LiveStore, other: Path) -> None:
     """Its memory and its files do not wait for a collection, which may be rare."""
     serving = make(store)
