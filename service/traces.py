@@ -7,7 +7,7 @@ from typing import Any
 from starlette.types import Scope
 
 from bidmatch import __version__
-from bidmatch.base.errors import ConfigError
+from bidmatch.base.errors import MissingDependencyError
 
 _ROUTES = frozenset(
     ("/match", "/admin/reload", "/admin/explain", "/healthz", "/readyz", "/metrics", "/docs", "/")
@@ -56,7 +56,7 @@ def open_traces(*, on: bool) -> Traces:
     """Traces that go where the `OTEL_*` environment variables say.
 
     Raises:
-        ConfigError: they are asked for, and the packages are not installed.
+        MissingDependencyError: they are asked for, and the packages are not installed.
     """
     if not on:
         return Traces()
@@ -67,7 +67,7 @@ def open_traces(*, on: bool) -> Traces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
     except ImportError as missing:
-        raise ConfigError(
+        raise MissingDependencyError(
             f"traces need the package {missing.name}", hint="pip install '.[traces]' in bidmatch's folder"
         ) from None
     resource = Resource.create({"service.name": "bidmatch", "service.version": __version__})

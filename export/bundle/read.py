@@ -51,10 +51,13 @@ _SAMPLED_NODES = 256
 _NPY_HEADER_BYTES = 128  # of an array of two dimensions
 
 
-def _damaged(path: Path, reason: str) -> NoReturn:
+_ANEW = "Copy it again from where it was made, or export it again; `bidmatch inspect` verifies one."
+
+
+def _damaged(path: Path, reason: str, hint: str = _ANEW) -> NoReturn:
     raise DamagedError(
         f"{path} is no sound bundle: {reason}",
-        hint="Copy it again from where it was made, or export it again; `bidmatch inspect` verifies one.",
+        hint=hint,
     )
 
 
@@ -170,7 +173,7 @@ def open_bundle(path: Path, *, stamps: Mapping[str, tuple[int, ...]] | None = No
     """
     path = Path(path)
     if not path.exists():
-        _damaged(path, "there is no such folder")
+        _damaged(path, "there is no such folder", "Check the path.")
     if not path.is_dir():
         _damaged(path, "it is no folder")
     if path.resolve().name.endswith(PARTIAL_SUFFIX):
@@ -213,6 +216,9 @@ def read_manifest(path: Path) -> Manifest:
 
 def _read_manifest(path: Path) -> Manifest:
     if not (path / MANIFEST).exists() and not (path / MANIFEST).is_symlink():
+        if (path / "checkpoints").is_dir():
+            hint = f"Export it: bidmatch export --checkpoint {path} --out BUNDLE"
+            _damaged(path, "it is the folder of a training run", hint)
         _damaged(path, f"it has no {MANIFEST}")
     with _open_regular(path, MANIFEST) as stream:
         raw = stream.read(_MANIFEST_LIMIT + 1)

@@ -162,7 +162,7 @@ def test_serve(environment: dict[str, str], small_bundle: Path, tmp_path: Path) 
 
 def test_traces_say_what_is_missing(run: Run, small_bundle: Path) -> None:
     done = run("serve", "--bundle", small_bundle, "--port", 0, "--traces")
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 5, done.stderr
     assert "traces need the package opentelemetry" in done.stderr
     assert "pip install '.[traces]'" in done.stderr
 

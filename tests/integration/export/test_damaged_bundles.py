@@ -262,6 +262,10 @@ def test_a_pipe_instead_of_a_file(bundle_copy):
 
 def test_no_folder_an_empty_one_a_file_and_a_leftover(bundle_copy, tmp_path):
     assert "no such folder" in refused(tmp_path / "absent")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(DamagedError, match="the folder of a training run") as raised:
+        open_bundle(tmp_path / "run")
+    assert f"bidmatch export --checkpoint {tmp_path / 'run'}" in str(raised.value.hint)
     (tmp_path / "empty").mkdir()
     assert "manifest.json" in refused(tmp_path / "empty")
     (tmp_path / "file").write_text("x")
