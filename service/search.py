@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bidmatch.base import text
-from export.bundle.index import Denied
+from export.bundle.index import Denied, Found
 from service.live.phrases import View
 from service.matches import Encoded
 from service.options import MatchOptions
@@ -159,23 +159,20 @@ class Search:
             engine.index.search, ef=engine.settings.ef, admitted=self._scope.searched, off=self._off
         )
         exact = partial(engine.index.exact, admitted=self._scope.searched, off=self._off)
-        found = search(vectors, engine.depth(k), denied=self._denied).rows[0]
-        best = exact(vectors, k, denied=self._denied)
-        rows, scores = best.rows[0], best.scores[0]
+        found = _scores(search(vectors, engine.depth(k), denied=self._denied))
+        best = _scores(exact(vectors, k, denied=self._denied))
         limit = self._view.limit
         if self.live is not None and limit:
             allowed, denied = self._live_scope
             width = self._live_width()
             live = partial(self.live.search, ef=width, view=self._view, allowed=allowed, denied=denied)
-            live = partial(live, first=len(engine))
-            live_found = live(vectors, min(engine.depth(k), limit)).rows[0]
-            live_best = live(vectors, min(k, limit), exactly=True)
-            found = np.concatenate([found, live_found])
-            rows = np.concatenate([rows, live_best.rows[0]])
-            scores = np.concatenate([scores, live_best.scores[0]])
-        wanted = rows[np.argsort(np.where(rows < 0, np.inf, -scores), kind="stable")[:k]]
-        wanted = wanted[wanted >= 0]
-        return int(np.isin(wanted, found).sum()), len(wanted)
+            found = np.append(found, _scores(live(vectors, min(engine.depth(k), limit))))
+            best = np.append(best, _scores(live(vectors, min(k, limit), exactly=True)))
+        best = np.sort(best)[::-1][:k]
+        if not len(best):
+            return 0, 0
+        # Which of those that score the same are found does not matter.
+        return min(len(best), int((found >= best[-1]).sum())), len(best)
 
     def _rescored(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         started = time.perf_counter()
@@ -275,6 +272,11 @@ class Search:
         blocked = live.negatives.blocked if self._words is not None and live.negatives.some else None
         bits = None if allowed is None else np.packbits(allowed, bitorder="little")
         return bits, self._denied_rows(blocked, denied)
+
+
+def _scores(found: Found) -> np.ndarray:
+    """The scores of what was found for one query: float32 (c,)."""
+    return found.scores[0][found.rows[0] >= 0]
 
 
 def _denies(denied: Denied, positions: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -392,7 +392,7 @@ class Watch:
             chosen = newest_bundle(self._path).resolve(strict=True)
             with os.scandir(chosen) as entries:
                 files = [(entry.name, entry.inode(), entry.stat(follow_symlinks=False)) for entry in entries]
-        except (OSError, ValueError, BidmatchError):
+        except (OSError, ValueError, RuntimeError, BidmatchError):  # a loop of links is a RuntimeError
             return None
         return str(chosen), *sorted((name, inode, of.st_size, of.st_mtime_ns) for name, inode, of in files)
 
@@ -405,6 +405,6 @@ def _verify(path: Path, first: bool, channel: Channel) -> None:
         chosen = newest_bundle(path).resolve()
         with open_bundle(chosen) as bundle:
             stamps = {name: list(stamp) for name, stamp in bundle.stamps.items()}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise DamagedError(f"{str(path)!r} cannot be opened: {error}") from error
     channel.send(op="verified", path=str(chosen), stamps=stamps)

@@ -39,7 +39,9 @@ def say(message: str) -> None:
 
 def complain(message: str) -> None:
     """Say why this process ends; said even where it is otherwise silent."""
-    print(message, file=sys.stderr, flush=True)
+    # At once: between two writes another thread may say something.
+    sys.stderr.write(f"{message}\n")
+    sys.stderr.flush()
 
 
 def emit_json(value: Any) -> None:

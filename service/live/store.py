@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import orjson
 
-from bidmatch.base.errors import BidmatchError, InputError
+from bidmatch.base.errors import BidmatchError, DamagedError, InputError
 from service.live.database import Database, Schema, StoreError
 
 __all__ = [
@@ -458,7 +458,16 @@ def _columns_text(phrase: PhraseRecord) -> str:
 
 def _row(values: tuple[Any, ...]) -> PhraseRow:
     id, text, columns, state, source, changed, sequence, edited = values
-    return PhraseRow(id, text, orjson.loads(columns), state, source, changed, sequence, edited)
+    try:
+        held = orjson.loads(columns)
+    except orjson.JSONDecodeError:
+        held = None
+    if not isinstance(held, dict):
+        raise DamagedError(
+            f"live.db is damaged: the columns of phrase {id!r} are no JSON object",
+            hint="Restore the folder from a backup; the bundle's own phrases are not in it.",
+        )
+    return PhraseRow(id, text, held, state, source, changed, sequence, edited)
 
 
 def _refuse_misfit(phrases: Sequence[PhraseRow | PhraseRecord], vectors: PhraseVectors) -> None:

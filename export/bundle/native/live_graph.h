@@ -3,6 +3,9 @@
 // A row is visible as soon as its vector is in place: rows that the graph does not hold yet are compared one by
 // one. Storage is in chunks that never move; links are atomics, so a search that meets a half-written list of
 // links sees some old and some new neighbours, each of them a whole node.
+//
+// Of rows with one and the same vector, as phrases of one text have, the graph holds the first; the others hang on
+// it in a chain. As nodes they would fill each other's links, and no way would lead out of them, or in.
 #pragma once
 
 #include <atomic>
@@ -91,8 +94,13 @@ class LiveGraph {
         uint32_t current = descend(query, top, 0);
         level_search(query, current, 0, ef, &rules, own);
         own.visited.clear();
-        for (const Scored& found : own.top.items())
-            if (found.node < waiting) best.offer(found.score, found.node);
+        for (const Scored& found : own.top.items()) {
+            if (best.full() && found.score < best.worst()) continue;
+            some_row(found.node, [&](uint32_t row) {
+                if (row < waiting && rules.admits(row)) best.offer(found.score, row);
+                return false;
+            });
+        }
     }
 
     void exact(const float* query, const Rules& rules, Best& best) const {
@@ -111,6 +119,8 @@ class LiveGraph {
     static constexpr size_t kChunks = 1 << 16;
     static constexpr uint64_t kNone = ~uint64_t(0);
     static constexpr int kMaxLevel = 16;
+    static constexpr float kRounding = 1e-4f;
+    static constexpr float kLeastScore = -std::numeric_limits<float>::infinity();
 
     using Link = std::atomic<uint32_t>;
 
@@ -119,11 +129,13 @@ class LiveGraph {
             : vectors(new float[kChunkRows * dim]),
               links0(new Link[kChunkRows * (1 + max_links0)]()),
               upper(new std::unique_ptr<Link[]>[kChunkRows]),
+              same(new Link[kChunkRows]()),
               searchable(new uint8_t[kChunkRows]()) {}
         float* vector(size_t at, size_t dim) const { return vectors.get() + at * dim; }
         std::unique_ptr<float[]> vectors;
         std::unique_ptr<Link[]> links0;
         std::unique_ptr<std::unique_ptr<Link[]>[]> upper;
+        std::unique_ptr<Link[]> same;  // one more than the next row with the same vector; 0: none
         std::unique_ptr<uint8_t[]> searchable;
     };
 
@@ -142,6 +154,16 @@ class LiveGraph {
 
     static uint32_t top_node(uint64_t top) { return static_cast<uint32_t>(top >> 8); }
     static int top_level(uint64_t top) { return static_cast<int>(top & 0xff); }
+
+    Link& same(uint32_t row) const { return chunk_of(row).same[row % kChunkRows]; }
+
+    // Whether something holds of a node's row, or of another one with its vector.
+    template <class Holds>
+    bool some_row(uint32_t node, Holds holds) const {
+        for (uint32_t next = node + 1; next; next = same(next - 1).load(std::memory_order_acquire))
+            if (holds(next - 1)) return true;
+        return false;
+    }
 
     float score(const float* query, uint32_t node) const { return dot_(query, vector(node), dim_); }
 
@@ -171,15 +193,20 @@ class LiveGraph {
         return current;
     }
 
-    // The best `ef` nodes of a level that the rules admit (all, where there are none) into `own.top`.
+    // The best `ef` nodes of a level into `own.top`, of those with a row that the rules admit, if there are any.
     void level_search(const float* query, uint32_t start, int level, size_t ef, const Rules* rules, Scratch& own) const {
         const bool ruled = rules && rules->any();
+        const auto keep = [&](float found, uint32_t node) {
+            if (ruled && !some_row(node, [&](uint32_t row) { return rules->admits(row); })) return;
+            own.top.push({found, node});
+            if (own.top.size() > ef) own.top.pop();
+        };
         const float first = score(query, start);
         // The way down may have led to a row that was added since the search began.
         own.visited.resize(size_t(start) + 1);
         own.visited.visit(start);
         own.candidates.push({first, start});
-        if (!ruled || rules->admits(start)) own.top.push({first, start});
+        keep(first, start);
         while (!own.candidates.empty()) {
             const Scored nearest = own.candidates.front();
             if (own.top.size() >= ef && nearest.score < own.top.front().score) break;
@@ -201,9 +228,7 @@ class LiveGraph {
                 if (own.top.size() >= ef && !(other > own.top.front().score)) continue;
                 own.candidates.push({other, fresh[i]});
                 if (level == 0) prefetch(links(own.candidates.front().node, 0));
-                if (ruled && !rules->admits(fresh[i])) continue;
-                own.top.push({other, fresh[i]});
-                if (own.top.size() > ef) own.top.pop();
+                keep(other, fresh[i]);
             }
         }
     }
@@ -229,18 +254,21 @@ class LiveGraph {
         list[0].store(static_cast<uint32_t>(nodes.size()), std::memory_order_release);
     }
 
+    void make_upper(uint32_t row, int level) {
+        if (!level) return;
+        std::unique_ptr<Link[]> upper(new Link[1 + size_t(level) * (1 + M_)]());
+        upper[0].store(static_cast<uint32_t>(level), std::memory_order_relaxed);
+        chunk_of(row).upper[row % kChunkRows] = std::move(upper);
+    }
+
     void insert(uint32_t row) {
         const float* own_vector = vector(row);
         std::uniform_real_distribution<double> uniform(0.0, 1.0);
         const double drawn = -std::log(1.0 - uniform(random_)) * level_scale_;
         const int level = static_cast<int>(std::min<double>(drawn, kMaxLevel));
-        if (level) {
-            std::unique_ptr<Link[]> upper(new Link[1 + size_t(level) * (1 + M_)]());
-            upper[0].store(static_cast<uint32_t>(level), std::memory_order_relaxed);
-            chunk_of(row).upper[row % kChunkRows] = std::move(upper);
-        }
         const uint64_t top = top_.load(std::memory_order_relaxed);
         if (top == kNone) {
+            make_upper(row, level);
             top_.store(uint64_t(row) << 8 | uint64_t(level), std::memory_order_release);
             return;
         }
@@ -256,15 +284,23 @@ class LiveGraph {
             own.visited.clear();
             std::vector<Scored>& found = neighbours[size_t(at)];
             found = own.top.items();
-            float nearest = -std::numeric_limits<float>::infinity();
+            float nearest = kLeastScore;
             for (const Scored& one : found)
                 if (one.score > nearest) {
                     nearest = one.score;
                     start = one.node;
                 }
+            for (const Scored& one : found)
+                if (one.score >= nearest - kRounding &&
+                    !std::memcmp(vector(one.node), own_vector, dim_ * sizeof(float))) {
+                    same(row).store(same(one.node).load(std::memory_order_relaxed), std::memory_order_relaxed);
+                    same(one.node).store(row + 1, std::memory_order_release);
+                    return;
+                }
             diverse(found, M_);
-            write_links(links(row, at), found);
         }
+        make_upper(row, level);
+        for (int at = highest; at >= 0; --at) write_links(links(row, at), neighbours[size_t(at)]);
         // The way out of the new node is whole on every level before any way in leads to it.
         for (int at = highest; at >= 0; --at)
             for (const Scored& neighbour : neighbours[size_t(at)]) link_back(neighbour.node, row, at);

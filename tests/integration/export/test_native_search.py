@@ -212,6 +212,39 @@ def test_live_rows_under_rules_and_a_limit(vectors, queries):
     ] * len(queries)
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_copies_hide_nothing_and_are_all_found(vectors, queries, in_order):
+    """Phrases of one text have one vector: 300 texts of 40 phrases each, then others."""
+    chance = np.random.default_rng(5)
+    rows = np.concatenate([vectors[:1000], np.repeat(vectors[1000:1300], 40, axis=0)])
+    if not in_order:
+        rows = rows[chance.permutation(len(rows))]
+    rows = np.concatenate([rows, vectors[2000:2500]])
+    graph = live()
+    graph.append(rows, np.ones(len(rows), np.uint8))
+    graph.link(len(rows))
+    scores = queries @ rows.T
+    off = chance.random(len(rows)) < 0.5
+    for admitted, more in ((np.ones(len(rows), bool), {}), (~off, {"off": pack(off)})):
+        for k in (10, 100):
+            best = -np.sort(-np.where(admitted, scores, -np.inf), axis=1)[:, :k]
+            found = graph.search(queries, k, 200, len(rows), **more)[0]
+            assert all(len(set(one)) == k for one in found.tolist())
+            assert admitted[found].all()
+            hits = np.take_along_axis(scores, found, axis=1) >= best[:, -1:]
+            assert hits.mean() >= 0.97
+
+
+def test_a_copy_stands_in_for_one_that_is_gone(vectors):
+    graph = live()
+    rows = np.repeat(vectors[:500], 3, axis=0)
+    graph.append(rows, np.ones(len(rows), np.uint8))
+    graph.link(len(rows))
+    off = np.arange(len(rows)) % 3 != 1
+    found = graph.search(vectors[:500], 1, 50, len(rows), off=pack(off))[0][:, 0]
+    assert (found == 3 * np.arange(500) + 1).mean() >= 0.98
+
+
 def test_adding_linking_and_searching_at_once(vectors, queries):
     """No search may miss a row that was there before it began, give one beyond its limit, or one twice."""
     graph = live()

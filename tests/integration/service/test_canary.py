@@ -12,6 +12,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from export.bundle.index import Found
+from service.engine import Engine
+from service.live.store import LiveStore, PhraseRecord
+from service.live.sync import prepared
+from service.options import MatchOptions
+from service.search import index_recall
 
 
 def told(service: Any) -> dict[str, float]:
@@ -78,6 +83,21 @@ def test_a_failure_ends_neither_checks_nor_answers(
     assert checked(service, 10)["bidmatch_recall"] == 1
     assert failed
     assert "the recall of a query could not be checked" in caplog.text
+
+
+def test_which_of_equal_ones_are_found_does_not_matter(tiny_bundle: Path, tmp_path: Path) -> None:
+    with LiveStore.open(tmp_path / "live") as store:
+        store.put([PhraseRecord(f"n{at}", "cheap red tent") for at in range(300)])
+        engine = Engine.load(tiny_bundle)
+        engine.live, _ = prepared(engine, store)
+        engine.live.link(300)
+        assert index_recall(engine, "cheap red tents", MatchOptions(10)) == (10, 10)
+        assert (
+            index_recall(
+                engine, "cheap red tents", MatchOptions(10, deny=tuple(f"n{at}" for at in range(295)))
+            )[1]
+            == 10
+        )
 
 
 def test_it_takes_no_more_than_its_share(

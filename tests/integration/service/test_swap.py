@@ -472,6 +472,23 @@ def test_watching_a_folder_of_bundles(start: Callable, bundles: Bundles, tmp_pat
         assert serving(server, 2) == {id_of(second)}
 
 
+def test_a_link_that_leads_to_itself_is_no_bundle(start: Callable, bundles: Bundles, current: Path) -> None:
+    with start("--bundle", str(current), "--watch") as server:
+        current.unlink()
+        current.symlink_to(current)
+        time.sleep(2.5)
+        server.process.send_signal(signal.SIGHUP)
+        eventually(lambda: any("bundle refused" in line for line in server.said))
+        status, answer = call(server.address, "POST", "/admin/reload", {"bundle": str(current)})[:2]
+        assert (status, answer["type"]) == (422, "urn:bidmatch:bundle-refused")
+        assert "cannot be opened" in answer["detail"]
+        assert call(server.address, "POST", "/match", {"query": "red tent"})[0] == 200
+        current.unlink()
+        current.symlink_to(bundles.b)
+        eventually(lambda: call(server.address, "GET", "/readyz")[1]["bundle"] == id_of(bundles.b))
+        assert "Traceback" not in server.text()
+
+
 def test_the_bundle_that_answers_may_be_deleted(start: Callable, bundles: Bundles, tmp_path: Path) -> None:
     """What is mapped stays; a worker that is started anew has it from the parent."""
     copy = tmp_path / "copy"
