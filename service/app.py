@@ -131,7 +131,7 @@ class App:
         _phrase_routes(self.api, self)
         _admin_routes(self.api, self)
         _operations(self.api, self)
-        describe(self.api, self.matcher.requests)
+        describe(self.api, self.matcher.requests, keys=guard.required)
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:

@@ -20,7 +20,8 @@ _PROBLEMS = {
     415: "The body is of another type than JSON",
     422: "A value is not allowed, or the bundle was refused",
     429: "Too much is waiting",
-    503: "The service is stopping, or its store of phrases cannot be read or written",
+    431: "The request line and headers are too large, or too many",
+    503: "The service is stopping, has too many connections, or cannot read or write its store of phrases",
     504: "Not answered within the deadline",
 }
 _TAGS = [
@@ -66,8 +67,14 @@ def problem_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return answers
 
 
-def describe(api: FastAPI, requests: schemas.MatchRequests) -> None:
-    """Put schemas and security into the OpenAPI document of `api`."""
+def describe(api: FastAPI, requests: schemas.MatchRequests, *, keys: bool) -> None:
+    """Put schemas and security into the OpenAPI document of `api`.
+
+    Args:
+        api: whose.
+        requests: has the schemas.
+        keys: whether keys are needed.
+    """
 
     def openapi() -> dict[str, Any]:
         if not api.openapi_schema:
@@ -85,10 +92,13 @@ def describe(api: FastAPI, requests: schemas.MatchRequests) -> None:
             deadline = _DEADLINE | {"schema": {"type": "integer", "minimum": 1, "maximum": most}}
             for path, methods in document["paths"].items():
                 for operation in methods.values():
+                    # Before any route is found.
+                    for status, answer in problem_answers(431, 503).items():
+                        operation["responses"].setdefault(str(status), answer)
                     if path == "/match":
                         operation.setdefault("parameters", []).append(deadline)
                     if path == "/match" or path.startswith(("/phrases", "/admin")):
-                        operation["security"] = [{}, {"bearer": []}, {"apiKey": []}]
+                        operation["security"] = [{"bearer": []}, {"apiKey": []}] if keys else []
             api.openapi_schema = document
         return api.openapi_schema
 

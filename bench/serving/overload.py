@@ -156,6 +156,11 @@ def faults(result: dict[str, Any]) -> list[str]:
         found.append(f"memory grew by {result['memory_growth']:.1%}")
     if result["recovery_s"] is None or result["recovery_s"] > RECOVERY_LIMIT_S:
         found.append(f"recovery took {result['recovery_s']} s")
+    for name in ("readyz", "metrics"):
+        if set(result[f"{name}_statuses"]) != {"200"}:
+            found.append(f"/{name} was answered {result[f'{name}_statuses']}")
+    if not result["statuses"].get("429"):
+        found.append("nothing was refused, so there was no overload")
     if result["waited_for_a_connection"]:
         found.append(f"{result['waited_for_a_connection']} requests waited for a connection: use more")
     return found

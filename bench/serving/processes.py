@@ -196,12 +196,17 @@ def serve_options() -> str:
 
 
 def flags_for(options: str, **wanted: object) -> list[str]:
-    """`--name value` of each setting that `bidmatch serve` has; `cache_mb=0` is `--cache-mb 0`."""
+    """`--name value` of each setting; `cache_mb=0` is `--cache-mb 0`.
+
+    Raises:
+        BidmatchError: `bidmatch serve` has no such setting, so something else would be measured.
+    """
     flags = []
     for name, value in wanted.items():
         flag = "--" + name.replace("_", "-")
-        if flag in options:
-            flags += [flag, str(value)]
+        if flag not in options:
+            raise BidmatchError(f"bidmatch serve has no {flag}")
+        flags += [flag, str(value)]
     return flags
 
 

@@ -492,7 +492,9 @@ def test_the_one_guard_stands_before_every_route(
     service = application(tiny_bundle, Guard(KeyRing(file), KeyRing(file), required=True))
     open_paths = set()
     for path, operations in service.ask("GET", "/openapi.json").json()["paths"].items():
-        for method in operations:
+        for method, operation in operations.items():
+            asked = {scheme for one in operation.get("security", []) for scheme in one}
+            assert asked == (set() if path in ("/healthz", "/readyz", "/metrics") else {"bearer", "apiKey"})
             # Not even what is wrong with a request is told to others.
             answer = service.ask(method.upper(), path.replace("{id}", "p" * 300))
             if answer.status_code == 401:
