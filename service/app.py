@@ -166,14 +166,14 @@ class App:
             await self.api(scope, receive, watch)
         finally:
             # Paths are the client's to invent, so what isn't known counts as one.
-            route = getattr(scope.get("route"), "path", "other")
+            route = getattr(scope.get("route"), "path_format", "other")
             seconds = time.perf_counter() - started
             self.telemetry.answered(route, scope["method"], status, seconds)
             if self._access.on:
                 asked: schemas.Asked | None = scope.get(_ASKED)
                 queries, k = (None, None) if asked is None else (asked.queries, asked.k)
                 self._access.write(scope, route, status, seconds, queries, k, scope.get(_CALLER))
-            self._traces.end(span, status)
+            self._traces.end(span, route, status)
 
     async def body(self, request: Request) -> bytes:
         """The JSON body of a request.

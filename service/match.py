@@ -175,7 +175,7 @@ class Matcher:
         if self._access.on:
             queries, k = (None, None) if asked is None else (asked.queries, asked.k)
             self._access.write(scope, _ROUTE, status, seconds, queries, k, caller)
-        self._traces.end(span, status)
+        self._traces.end(span, _ROUTE, status)
 
     async def reply(self, scope: Scope, asked: schemas.Asked, started: float) -> Reply:
         """The answer to a checked request.

@@ -149,7 +149,7 @@ class Serving:
             loaded = self._loaded(bundle, self.current.engine)
         except BidmatchError as error:
             raise RefusedError(error.reason, hint=error.hint) from error
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError) as error:
             raise RefusedError(f"{str(path)!r} cannot be opened: {error}") from error
         if self._store is not None:
             loaded.live = prepared(loaded.engine, self._store)

@@ -389,12 +389,12 @@ class Watch:
     def _stamp(self) -> tuple[Any, ...] | None:
         """What tells the bundle from another one; None where the path leads to none just now."""
         try:
-            chosen = newest_bundle(self._path).resolve(strict=True)
+            chosen = os.path.realpath(newest_bundle(self._path), strict=True)
             with os.scandir(chosen) as entries:
                 files = [(entry.name, entry.inode(), entry.stat(follow_symlinks=False)) for entry in entries]
-        except (OSError, ValueError, RuntimeError, BidmatchError):  # a loop of links is a RuntimeError
+        except (OSError, ValueError, BidmatchError):
             return None
-        return str(chosen), *sorted((name, inode, of.st_size, of.st_mtime_ns) for name, inode, of in files)
+        return chosen, *sorted((name, inode, of.st_size, of.st_mtime_ns) for name, inode, of in files)
 
 
 def _verify(path: Path, first: bool, channel: Channel) -> None:
@@ -402,9 +402,10 @@ def _verify(path: Path, first: bool, channel: Channel) -> None:
     if not first:
         give_way()
     try:
-        chosen = newest_bundle(path).resolve()
+        # Where links lead in a loop `Path.resolve` raises what is no OSError.
+        chosen = Path(os.path.realpath(newest_bundle(path)))
         with open_bundle(chosen) as bundle:
             stamps = {name: list(stamp) for name, stamp in bundle.stamps.items()}
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
         raise DamagedError(f"{str(path)!r} cannot be opened: {error}") from error
     channel.send(op="verified", path=str(chosen), stamps=stamps)

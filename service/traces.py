@@ -9,10 +9,6 @@ from starlette.types import Scope
 from bidmatch import __version__
 from bidmatch.base.errors import MissingDependencyError
 
-_ROUTES = frozenset(
-    ("/match", "/admin/reload", "/admin/explain", "/healthz", "/readyz", "/metrics", "/docs", "/")
-)
-
 
 class Traces:
     """Spans of requests; without a provider of tracers nothing happens."""
@@ -27,14 +23,15 @@ class Traces:
             return None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         return self._tracer.start_span(
-            f"{scope['method']} {_route(scope['path'])}",
+            scope["method"],
             context=self._propagator.extract(headers),
             attributes={"http.request.method": scope["method"], "url.path": scope["path"][:200]},
         )
 
-    def end(self, span: Any, status: int) -> None:
-        """End it."""
+    def end(self, span: Any, route: str, status: int) -> None:
+        """End it, named by the route that it took."""
         if span is not None:
+            span.update_name(f"{span.name} {route}")
             span.set_attribute("http.response.status_code", status)
             span.end()
 
@@ -42,14 +39,6 @@ class Traces:
         """Send what was not sent yet."""
         if self._provider is not None:
             self._provider.shutdown()
-
-
-def _route(path: str) -> str:
-    """What names a path in a span: one of a few, whatever is asked for."""
-    first = path.split("/", 2)[1] if path.startswith("/") else ""
-    if first == "phrases":
-        return "/phrases" if path == "/phrases" else "/phrases/{id}"
-    return path if path in _ROUTES else "other"
 
 
 def open_traces(*, on: bool) -> Traces:

@@ -182,7 +182,7 @@ def test_metrics(start: Callable) -> None:
         assert sample(client, "bidmatch_requests_total", route="/match", method="POST", status="200") == 3
         assert sample(client, "bidmatch_requests_total", route="/match", method="GET", status="422") == 1
         assert sample(client, "bidmatch_requests_total", route="other", method="GET", status="404") == 2
-        assert sample(client, "bidmatch_requests_total", route="/phrases/{id:path}", status="200") == 2
+        assert sample(client, "bidmatch_requests_total", route="/phrases/{id}", status="200") == 2
         assert sample(client, "bidmatch_request_duration_seconds_count", route="/match") == 4
         for reason in ("queue_full", "deadline", "client_left"):
             assert sample(client, "bidmatch_dropped_total", reason=reason) == 0

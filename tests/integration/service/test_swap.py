@@ -481,7 +481,7 @@ def test_a_link_that_leads_to_itself_is_no_bundle(start: Callable, bundles: Bund
         eventually(lambda: any("bundle refused" in line for line in server.said))
         status, answer = call(server.address, "POST", "/admin/reload", {"bundle": str(current)})[:2]
         assert (status, answer["type"]) == (422, "urn:bidmatch:bundle-refused")
-        assert "cannot be opened" in answer["detail"]
+        assert "there is no such folder" in answer["detail"]
         assert call(server.address, "POST", "/match", {"query": "red tent"})[0] == 200
         current.unlink()
         current.symlink_to(bundles.b)

@@ -14,8 +14,8 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 @pytest.fixture
-def collector() -> Iterator[tuple[str, list, threading.Event]]:
-    """An OTLP collector: its address, the spans it got, and whether there are any."""
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list, threading.Event]]:
+    """An OTLP collector that services started now send to: the spans it got, and whether there are any."""
     spans: list = []
     some = threading.Event()
 
@@ -35,16 +35,16 @@ def collector() -> Iterator[tuple[str, list, threading.Event]]:
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", spans, some
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield spans, some
         server.shutdown()
         thread.join()
 
 
 def test_a_span_belongs_to_the_callers_trace(
-    start: Callable, collector: tuple[str, list, threading.Event], monkeypatch: pytest.MonkeyPatch
+    start: Callable, collector: tuple[list, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address, spans, some = collector
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+    spans, some = collector
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     with start("--traces") as server, httpx.Client(base_url=server.url) as client:
         answer = client.post(
@@ -63,10 +63,9 @@ def test_a_span_belongs_to_the_callers_trace(
 
 
 def test_spans_are_sent_when_the_service_stops(
-    start: Callable, collector: tuple[str, list, threading.Event], monkeypatch: pytest.MonkeyPatch
+    start: Callable, collector: tuple[list, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address, spans, _ = collector
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+    spans, _ = collector
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
     with start("--traces") as server, httpx.Client(base_url=server.url) as client:
         assert client.post("/match", json={"query": "a"}).status_code == 200
