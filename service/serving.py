@@ -25,6 +25,7 @@ from service.engine import Engine, EngineSettings
 from service.live.phrases import LivePhrases
 from service.live.store import LiveStore
 from service.live.sync import Change, LiveSync, link_ahead, model_of, prepared
+from service.memory import give_back_after
 
 _PROBE_K = 10
 # A bundle that leaves this share of the queries without matches which have some now is not taken.
@@ -165,6 +166,7 @@ class Serving:
     def switch(self, loaded: Loaded) -> None:
         """Let a prepared bundle answer from now on."""
         before = self.current
+        give_back_after(before)
 
         def take_over() -> None:
             self.previous, self.current = self.current.engine.bundle_id, loaded

@@ -182,6 +182,10 @@ def soak(
         "memory_growth": median_between(memory.seen, *late, "all")
         / median_between(memory.seen, *early, "all")
         - 1,
+        "memory_anonymous_by_minute_mb": [
+            median_between(memory.seen, moment, moment + 60, "anonymous") / 1e6
+            for moment in np.arange(met.begun, end - 30, 60)
+        ],
         "memory_max_mb": max(value["all"] for _, value in memory.seen) / 1e6,
         "generator_cpus": met.cpu_share,
     }
