@@ -25,7 +25,7 @@ demo: $(STAMP)  ## simulate a click log, train, export, serve, match; leaves run
 	@$(BIN)/bidmatch demo --out runs/demo
 
 test: $(STAMP)  ## run the whole test suite
-	@. deploy/test-browser.sh && $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	@. deploy/test-tools.sh && $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(STAMP)  ## ruff: rules and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
