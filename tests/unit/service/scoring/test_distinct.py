@@ -28,7 +28,8 @@ def by_hand(queries: list[str]) -> list[tuple[str, int]]:
 def found(chunks: list[list[str]], folder: Path) -> tuple[list[tuple[str, int]], LogCounts]:
     counts = LogCounts()
     out = folder / "queries.arrow"
-    write_distinct(chunks, counts, out, folder / "scratch")
+    arrays = [pa.array(chunk, pa.large_string()) for chunk in chunks]
+    write_distinct(arrays, counts, out, folder / "scratch")
     assert not (folder / "scratch").exists()
     with pa.ipc.open_file(str(out)) as reader:
         sizes = [reader.get_batch(n).num_rows for n in range(reader.num_record_batches)]
@@ -93,10 +94,14 @@ def test_scratch_of_a_killed_run_is_thrown_away(tmp_path: Path) -> None:
 GROWTH = """
 import resource, sys
 from pathlib import Path
+import pyarrow as pa
 from service.scoring.distinct import LogCounts, write_distinct
 
 for rows in (50_000, 500_000):
-    chunks = ([f"query number {n}" for n in range(at, at + 10_000)] for at in range(0, rows, 10_000))
+    chunks = (
+        pa.array([f"query number {n}" for n in range(at, at + 10_000)], pa.large_string())
+        for at in range(0, rows, 10_000)
+    )
     counts = LogCounts()
     write_distinct(chunks, counts, Path(sys.argv[1]) / "out", Path(sys.argv[1]) / "scratch")
     print(counts.distinct, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
