@@ -107,7 +107,7 @@ class Source:
                     with gzip.open(watched) as stream:
                         yield cast(BinaryIO, stream)
                 elif self.packing == "zstd":
-                    with io.BufferedReader(_Zstd(watched), 1 << 18) as stream:
+                    with io.BufferedReader(cast(io.RawIOBase, _Zstd(watched)), 1 << 18) as stream:
                         yield cast(BinaryIO, stream)
                 elif self.packing == "zip":
                     with zipfile.ZipFile(watched) as archive, archive.open(_members(archive)[0]) as member:

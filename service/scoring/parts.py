@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,11 +56,11 @@ def scored_parts(
     min_score: float | None,
     threads: int,
     kept: Callable[[int], Path] | None,
-) -> Iterator[tuple[pa.Table, int]]:
+) -> Generator[tuple[pa.Table, int], None, None]:
     """The results of part after part, as tables of `result_schema`, and how many queries each has.
 
-    What a part holds and how it is cut into batches depends on the queries alone, never on `threads` or on what
-    was done before: with 8-bit products a query's vector depends a little on its neighbours in the batch.
+    What a part holds and how it is cut into batches depends on the queries alone, never on `threads` or on
+    what was done before: with 8-bit products a query's vector depends a little on its neighbours.
 
     Args:
         engine: the bundle.

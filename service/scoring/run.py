@@ -179,8 +179,8 @@ def _output_end(options: ScoreOptions) -> str:
     if end is None:
         raise ConfigError(
             f"{options.output}: what format is that to be?",
-            hint="The name must end with .parquet, .csv, .tsv or .jsonl (text also with .gz or .zst behind it); "
-            "with / it is a folder.",
+            hint="The name must end with .parquet, .csv, .tsv or .jsonl (text also with .gz or .zst behind "
+            "it); with / at its end it is a folder.",
         )
     return end
 
