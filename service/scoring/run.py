@@ -236,7 +236,7 @@ def _run(options: ScoreOptions, plan: Plan, files: list[Path], work: Work, start
 def _score(
     options: ScoreOptions, plan: Plan, engine: Engine, least: float | None, counts: LogCounts, work: Work
 ) -> tuple[Tally, int, int]:
-    """Score and write what is not yet. The tally of all, the number of files, and how many were scored now."""
+    """Score and write what is not yet: the tally of all, the number of files, how many were scored now."""
     about = {"bundle_id": plan.bundle_id, "k": str(plan.k), "min_score": str(plan.min_score)}
     about["min_relevance"] = str(plan.min_relevance)
     schema = result_schema(engine)

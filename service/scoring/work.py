@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from bidmatch.base.console import say
 from bidmatch.base.errors import BidmatchError, ConfigError
 from bidmatch.base.files import PARTIAL_SUFFIX, atomic_file, fsync_path, remove_partials
 from service.scoring.output import Written
@@ -121,7 +122,10 @@ class Work:
         for left in self._output.glob(f".part-*{PARTIAL_SUFFIX}"):
             left.unlink()
         if self._written.exists():
-            return Written.model_validate_json(self._written.read_text())
+            written = Written.model_validate_json(self._written.read_text())
+            if all(any(self._output.glob(f"part-{number:05}.*")) for number in range(written.files)):
+                return written
+            say(f"files are missing in {self._output}; all are written anew")
         for entry in sorted(self._output.iterdir(), key=lambda entry: entry.name != _SUCCESS):
             if entry.name[0] != ".":
                 entry.unlink()
@@ -129,7 +133,7 @@ class Work:
         return Written()
 
     def keep(self, written: Written) -> None:
-        """Note how much of the output's folder is written, so that a run that is killed goes on from there."""
+        """Note how much of the output's folder is written, for a run after one that is killed."""
         with atomic_file(self._written) as partial:
             partial.write_text(written.model_dump_json())
 
