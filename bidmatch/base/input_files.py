@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,7 +26,6 @@ _FOREIGN = (
     (b"Obj\x01", "an Avro file", "Write the log as Parquet instead."),
     (b"BZh", "a bzip2 archive", "Unpack it first."),
     (b"\xfd7zXZ", "an xz archive", "Unpack it first."),
-    (b"(\xb5/\xfd", "a Zstandard archive", "Unpack it first."),
     (b"\x89PNG", "a picture", "Name the log file itself."),
     (
         b"<!DOCTYPE",
@@ -41,6 +41,10 @@ _BOMS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 
+# A Zstandard frame, or one that is to be passed over, with which parallel writers begin.
+_ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
+_WILDCARDS = re.compile(r"[*?\[]")
+
 _NO_CHARACTER_SETS = {"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape"}
 
 _NAMES = {
@@ -55,6 +59,11 @@ _NAMES = {
 def encoding_name(encoding: str) -> str:
     """An encoding's name for people."""
     return _NAMES.get(encoding, encoding)
+
+
+def is_pattern(path: Path) -> bool:
+    """Whether a path that names nothing itself can stand for several: it has `*`, `?` or `[`."""
+    return _WILDCARDS.search(str(path)) is not None
 
 
 class EmptyFileError(InputError):
@@ -75,7 +84,7 @@ class Source:
     Attributes:
         path: as the user gave it.
         kind: `parquet`, `xlsx` or `text`.
-        packing: `gzip`, `zip` or None; `head` and `open` see through it.
+        packing: `gzip`, `zstd`, `zip` or None; `head` and `open` see through it.
         head: its first bytes (at most 128 KiB), unpacked.
     """
 
@@ -97,17 +106,47 @@ class Source:
                 if self.packing == "gzip":
                     with gzip.open(watched) as stream:
                         yield cast(BinaryIO, stream)
+                elif self.packing == "zstd":
+                    with io.BufferedReader(cast(io.RawIOBase, _Zstd(watched)), 1 << 18) as stream:
+                        yield cast(BinaryIO, stream)
                 elif self.packing == "zip":
                     with zipfile.ZipFile(watched) as archive, archive.open(_members(archive)[0]) as member:
                         yield cast(BinaryIO, member)
                 else:
                     yield watched
-        except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as damage:
+        except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, _BadZstdError) as damage:
             raise InputError(
                 f"the {self.packing} archive is damaged or cut short ({damage})",
                 file=self.path,
-                hint="Download or copy the file again.",
+                hint="Download or copy the file again; if it is still being written, wait for its end.",
             ) from damage
+
+
+class _BadZstdError(Exception):
+    """A Zstandard archive that cannot be unpacked."""
+
+
+class _Zstd(io.RawIOBase):
+    """What a Zstandard file holds, all of its frames."""
+
+    def __init__(self, packed: BinaryIO):
+        import pyarrow as pa
+
+        self._stream = pa.input_stream(packed, compression="zstd")
+        self._errors = (OSError, pa.ArrowException)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        try:
+            block = self._stream.read(len(buffer))
+        except self._errors as problem:
+            if isinstance(problem, OSError) and problem.errno is not None:
+                raise
+            raise _BadZstdError(str(problem).splitlines()[0]) from problem
+        buffer[: len(block)] = block
+        return len(block)
 
 
 class _Watched(io.RawIOBase):
@@ -166,6 +205,8 @@ def open_source(path: Path) -> Source:
         if _holds_workbook(path):
             return Source(path, "xlsx", None, head)
         packing = "zip"
+    elif _ZSTD.match(head):
+        packing = "zstd"
     source = Source(path, "text", packing, head)
     if packing is not None:
         with source.open() as stream:
@@ -250,7 +291,7 @@ def detect_encoding(source: Source, given: str | None) -> str:
         raise InputError(
             "is a binary file, not text",
             file=source.path,
-            hint="Readable are TSV, CSV, JSONL, Parquet and XLSX, plain or gzip-compressed.",
+            hint="Readable are TSV, CSV, JSONL, Parquet and XLSX, plain or compressed by gzip or zstd.",
         )
     return "utf-8"
 

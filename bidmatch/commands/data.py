@@ -26,7 +26,7 @@ Examples:
 Read are click logs (TSV, CSV, JSONL, Parquet, XLSX: query, phrase[, weight]), search terms reports of
 Google Ads, Microsoft Advertising and Amazon Ads, User Behavior Insights events, and data set folders:
 trn.jsonl, tst.jsonl and labels.txt; raw texts of the extreme classification repository, with filter
-files; PECOS text2text; BEIR. The format is recognised by content, plain or gzip-compressed. Several files
+files; PECOS text2text; BEIR. The format is recognised by content, plain or packed (gzip, zstd). Several files
 are merged. docs/data.md shows each of them.
 """
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from bidmatch.base.console import emit_json, say
+from bidmatch.base.input_files import is_pattern
 
 if TYPE_CHECKING:
     from service.scoring.output import Summary
@@ -18,10 +19,12 @@ Examples:
   bidmatch score --bundle runs/demo/bundle --input queries.tsv --output matches.parquet
   bidmatch score --bundle B --input log.parquet --query-column q -k 5 --min-score 0.8 --output matches.csv
   bidmatch score --bundle B --input day.jsonl.gz --output matches.parquet --json | jq .coverage
+  bidmatch score --bundle B --input 'logs/**/*.tsv.zst' --output matches/ --shard 2/8
 
 Input, told by content: TSV or CSV with or without a header line, JSONL of objects or of strings, Parquet,
-plain lines; text may be gzip-compressed; a folder means the files in it. Each distinct query is scored once:
-queries that differ in case or white space only are one.
+plain lines, search terms reports of ads platforms; text may be compressed by gzip or zstd; a folder means the
+files in it and in its folders, hidden and underscored names aside. A line may have 1,048,576 characters. Each
+distinct query is scored once: queries that differ in case or white space only are one.
 
 \b
 Output: a row for each match, by query in the order of first appearance, then by rank:
@@ -34,9 +37,29 @@ Output: a row for each match, by query in the order of first appearance, then by
   and behind these the phrase's own columns, such as match_type.
 Queries without a match have no row; the summary counts them.
 
+An output with / at its end is a folder: part-00000.parquet and so on, each whole when it appears, then
+_SUCCESS. The N shards of a log have together the rows of a run without --shard.
+Give each shard an output of its own.
+
 The output appears when it is whole. A run that was stopped, however hard, goes on where it was when the same
 command is given again; its work is in .OUTPUT.work beside the output. Reading starts over, scoring does not.
 """
+
+
+def _inputs(context: click.Context, option: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    for path in paths:
+        if not path.exists() and not is_pattern(path):
+            raise click.BadParameter(f"{path} does not exist.", context, option)
+    return paths
+
+
+def _shard(context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    number, _, of = value.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise click.BadParameter(f"{value!r} is not one of 1/N to N/N, such as 2/8.", context, option)
+    return int(number), int(of)
 
 
 @click.command(epilog=_EPILOG, short_help="Match a whole query log offline.")
@@ -46,15 +69,25 @@ command is given again; its work is in .OUTPUT.work beside the output. Reading s
     "inputs",
     required=True,
     multiple=True,
-    type=click.Path(exists=True, path_type=Path),
-    help="Query log or folder of them; may be repeated.",
+    type=click.Path(path_type=Path),
+    callback=_inputs,
+    help="Query log, folder of them, or pattern in quotes ('logs/**/*.gz'); may be repeated.",
 )
 @click.option(
     "--output",
     required=True,
-    type=click.Path(path_type=Path),
-    help="File to write: .parquet, .csv, .tsv or .jsonl.",
+    help="File to write: .parquet, .csv, .tsv or .jsonl, text also .gz or .zst; with / at its end, a folder.",
 )
+@click.option(
+    "--format",
+    "form",
+    help="Of a folder's files: parquet (the default), csv, tsv, jsonl, csv.gz, csv.zst ...",
+)
+@click.option("--rows-per-file", type=click.IntRange(1), help="Of a folder's files; 1,000,000 unless given.")
+@click.option(
+    "--shard", callback=_shard, help="I/N: score the I-th of N shares of the distinct queries, from 1."
+)
+@click.option("--unordered", is_flag=True, help="Write the queries in no particular order; takes less disk.")
 @click.option("-k", "k", type=click.IntRange(1), default=10, show_default=True, help="Most matches a query.")
 @click.option("--min-score", type=float, help="Leave out phrases with a lesser score, but not exact ones.")
 @click.option(
@@ -95,7 +128,11 @@ command is given again; its work is in .OUTPUT.work beside the output. Reading s
 def command(
     bundle: Path,
     inputs: tuple[Path, ...],
-    output: Path,
+    output: str,
+    form: str | None,
+    rows_per_file: int | None,
+    shard: tuple[int, int] | None,
+    unordered: bool,
     k: int,
     min_score: float | None,
     min_relevance: float | None,
@@ -114,13 +151,19 @@ def command(
     """Match the queries of INPUT to phrases of a bundle and write the matches to OUTPUT."""
     # Each thread tokenises for itself; the tokenizer's own threads would ignore --threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from service.scoring.run import ScoreOptions, score_log
+    from service.scoring.distinct import Shard
+    from service.scoring.run import OutputFolder, ScoreOptions, score_log
     from service.settings import usable_cpus
 
+    folder = None
+    if output.endswith("/") or form is not None or rows_per_file is not None:
+        said = {"format": form, "rows_per_file": rows_per_file}
+        folder = OutputFolder.model_validate({name: one for name, one in said.items() if one is not None})
     options = ScoreOptions(
         bundle=bundle,
         inputs=list(inputs),
-        output=output,
+        output=Path(output),
+        folder=folder,
         k=k,
         min_score=min_score,
         min_relevance=min_relevance,
@@ -132,6 +175,8 @@ def command(
         query_column=query_column,
         encoding=encoding,
         bad_lines=bad_lines,
+        shard=None if shard is None else Shard(number=shard[0], of=shard[1]),
+        unordered=unordered,
         restart=restart,
         overwrite=overwrite,
     )
@@ -148,11 +193,16 @@ def command(
 
 
 def _lines(summary: Summary) -> list[str]:
+    files = "" if summary.files == 1 else f" in {summary.files:,} files"
+    shard = "" if summary.shard is None else f", shard {summary.shard}"
     lines = [
-        f"{summary.output}: {summary.matches:,} matches ({summary.exact:,} exact) of {summary.distinct:,} "
-        f"distinct queries, {summary.matches_per_query:.1f} a query",
+        f"{summary.output}{files}{shard}: {summary.matches:,} matches ({summary.exact:,} exact) of "
+        f"{summary.distinct:,} distinct queries, {summary.matches_per_query:.1f} a query",
         f"coverage: {summary.coverage:.1f} % of distinct queries, {summary.traffic_coverage:.1f} % of "
         f"{summary.rows:,} rows; {summary.unmatched:,} queries without a match",
+        f"read {summary.read_rows:,} rows, {summary.read_bytes / 1e6:,.1f} MB in "
+        f"{summary.read_seconds:,.1f} s ({summary.read_rows / max(summary.read_seconds, 1e-3):,.0f} rows/s, "
+        f"{summary.read_bytes / 1e6 / max(summary.read_seconds, 1e-3):,.1f} MB/s)",
         f"scored {summary.scored:,} queries in {summary.scoring_seconds:,.1f} s "
         f"({summary.queries_per_second:,.0f} queries/s); {summary.seconds:,.1f} s in all; "
         f"bundle {summary.bundle_id}",

@@ -8,7 +8,6 @@ can be sorted alone, and one after the other gives the order of the log.
 from __future__ import annotations
 
 import shutil
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
-from bidmatch.base import text
 from bidmatch.base.files import atomic_file
+from bidmatch.base.strings import hash64, key_array
 
 PART_QUERIES = 4096
 
@@ -43,38 +42,79 @@ class LogCounts(BaseModel):
     """What was read.
 
     Attributes:
-        rows: queries of the log, empty ones included.
+        read: rows of the log.
+        rows: those of the shard, empty ones included; without shards, all.
         empty: those that normalise to nothing.
         distinct: distinct keys of the others.
         skipped: bad lines that were left out.
         first_skipped: where and why the first was.
+        left_out: rows of ads reports that hold no query, by reason.
+        bytes: size of the log's files.
+        seconds: that reading took.
     """
 
+    read: int = 0
     rows: int = 0
     empty: int = 0
     distinct: int = 0
     skipped: int = 0
     first_skipped: str = ""
+    left_out: dict[str, int] = {}
+    bytes: int = 0
+    seconds: float = 0.0
 
 
-def write_distinct(chunks: Iterable[list[str]], counts: LogCounts, out: Path, scratch: Path) -> None:
+class Shard(BaseModel):
+    """One of several parts that a log's distinct queries are divided into by the hash of their keys.
+
+    Attributes:
+        number: which, from 1.
+        of: how many there are.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int = Field(ge=1)
+    of: int = Field(ge=1)
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def holds(self, keys: pa.Array) -> np.ndarray:
+        """Whether each key is one of this shard's: bool (n,). The empty key is some shard's, too."""
+        # The low half of the hash chooses scratch files.
+        return (hash64(keys) >> np.uint64(32)) % np.uint64(self.of) == np.uint64(self.number - 1)
+
+
+def write_distinct(
+    chunks: Iterable[pa.Array],
+    counts: LogCounts,
+    out: Path,
+    scratch: Path,
+    *,
+    shard: Shard | None = None,
+    ordered: bool = True,
+) -> None:
     """Write the distinct queries to `out`, an Arrow file of one batch for each part to be scored.
 
     Args:
-        chunks: the log, some queries at a time.
-        counts: completed here with rows, empty and distinct.
+        chunks: the log, large_string, some queries at a time.
+        counts: completed here with read, rows, empty and distinct.
         out: appears when whole. Columns `query` (the first spelling of each key) and `count`.
         scratch: a folder for scratch files, made and removed here; what it held is removed first.
+        shard: whose queries are written; None: all.
+        ordered: by first appearance; else by hash, which takes no second scattering.
     """
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    by_key = scattered(_reduced_chunks(chunks, counts), _key_bucket, scratch / "by_key")
-    distinct = map(_reduced, by_key)
-    by_place = scattered(
-        distinct, lambda table, depth: _place_bucket(table, depth, counts), scratch / "by_place"
-    )
+    by_key = scattered(_reduced_chunks(chunks, counts, shard), _key_bucket, scratch / "by_key")
+    tables: Iterable[pa.Table] = map(_reduced, by_key)
+    if ordered:
+        tables = scattered(
+            tables, lambda table, depth: _place_bucket(table, depth, counts), scratch / "by_place"
+        )
     with atomic_file(out) as partial:
-        counts.distinct = _write_parts(by_place, partial)
+        counts.distinct = _write_parts(tables, partial)
     shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -122,34 +162,35 @@ def _stream(folder: Path, number: int) -> Path:
 
 
 def _key_bucket(table: pa.Table, depth: int) -> np.ndarray:
-    hashes = (zlib.crc32(key.encode()) for key in table["key"].to_pylist())
-    return (np.fromiter(hashes, np.int64, len(table)) >> (_BITS * depth)) % BUCKETS
+    hashes = hash64(table["key"].combine_chunks())
+    return ((hashes >> np.uint64(_BITS * depth)) % np.uint64(BUCKETS)).astype(np.int64)
 
 
 def _place_bucket(table: pa.Table, depth: int, counts: LogCounts) -> np.ndarray:
-    shift = max(0, counts.rows.bit_length() - _BITS * (depth + 1))
+    shift = max(0, counts.read.bit_length() - _BITS * (depth + 1))
     return (table["position"].to_numpy() >> shift) % BUCKETS
 
 
-def _reduced_chunks(chunks: Iterable[list[str]], counts: LogCounts) -> Iterator[pa.Table]:
+def _reduced_chunks(chunks: Iterable[pa.Array], counts: LogCounts, shard: Shard | None) -> Iterator[pa.Table]:
     for chunk in chunks:
-        if not chunk:
-            continue
-        queries = pa.array(chunk, pa.large_string())
-        seen = queries.dictionary_encode()
-        keys = pa.array([text.key(query) for query in seen.dictionary.to_pylist()], pa.large_string())
+        seen = chunk.dictionary_encode()
+        keys = key_array(seen.dictionary)
         table = pa.table(
             {
                 "key": keys.take(seen.indices),
-                "query": queries,
-                "position": np.arange(counts.rows, counts.rows + len(chunk)),
+                "query": chunk,
+                "position": np.arange(counts.read, counts.read + len(chunk)),
                 "count": np.ones(len(chunk), np.int64),
             }
         )
+        counts.read += len(chunk)
+        if shard is not None:
+            table = table.filter(pa.array(shard.holds(keys)[seen.indices.to_numpy()]))
         asked = table.filter(pc.not_equal(table["key"], ""))
-        counts.rows += len(chunk)
+        counts.rows += len(table)
         counts.empty += len(table) - len(asked)
-        yield _reduced(asked)
+        if len(asked):
+            yield _reduced(asked)
 
 
 def _reduced(table: pa.Table) -> pa.Table:

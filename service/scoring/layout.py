@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,17 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bidmatch.base import text
 from bidmatch.base.errors import InputError
-from bidmatch.base.input_files import Source, decode_head, detect_encoding
+from bidmatch.base.input_files import HEAD_BYTES, Source, decode_head, detect_encoding
+from bidmatch.base.reports import canonical
+from service.scoring.reports import (
+    Table,
+    find_table,
+    foreign_search_term,
+    is_report,
+    names_query,
+    reads_like_a_header,
+)
 
 QUERY_NAMES = (
     "query",
@@ -27,18 +34,17 @@ QUERY_NAMES = (
     "q",
     "querytext",
     "search",
+    "searchterms",
 )
 _OTHER_NAMES = ("phrase", "keyword", "clicks", "impressions", "weight", "count", "date", "timestamp", "id")
 _DELIMITERS = {"\t": "TSV", ",": "CSV", ";": "CSV with semicolons", "|": "CSV with bars"}
-_NOT_A_WORD = re.compile(r"[\W_]+")
-_REPORT_HINT = (
-    "Of an ads platform's report, write the plain log first: bidmatch data REPORT --write queries.tsv"
-)
+_REPORT_HINT = "Of an ads platform, the search terms report is read; others hold no queries."
 
 if TYPE_CHECKING:
     from _csv import Reader as _Reader
 
 Kind = Literal["parquet", "objects", "strings", "table", "lines"]
+_LOOK_AT_RECORDS = 300
 _Row = tuple[str, bool, int, list[str]]  # delimiter, whether quoted, first line, cells
 
 
@@ -57,6 +63,7 @@ class Layout:
         position: index of a table's query cell.
         width: cells of a table's row.
         header_lines: lines before the first query.
+        headers: header cells of a table that has other rows than data, such as totals: an ads platform's.
     """
 
     kind: Kind
@@ -68,6 +75,7 @@ class Layout:
     position: int = 0
     width: int = 1
     header_lines: int = 0
+    headers: tuple[str, ...] = ()
 
 
 def recognise(source: Source, query_column: str | None, encoding: str | None) -> Layout:
@@ -100,13 +108,9 @@ def recognise(source: Source, query_column: str | None, encoding: str | None) ->
     return _table_or_lines(source, head, query_column, codec)
 
 
-def _canonical(header: str) -> str:
-    return _NOT_A_WORD.sub("", text.key(header))
-
-
 def _find(headers: Sequence[str], wanted: str | None, file: Path) -> int | None:
     """Index of the query's column, None where no name tells it."""
-    keys = [_canonical(header) for header in headers]
+    keys = [canonical(header) for header in headers]
     if wanted is None:
         found = [at for name in QUERY_NAMES for at, key in enumerate(keys) if key == name]
         if len(found) > 1 and keys[found[0]] == keys[found[1]]:
@@ -117,7 +121,7 @@ def _find(headers: Sequence[str], wanted: str | None, file: Path) -> int | None:
             )
         return found[0] if found else None
     found = [at for at, header in enumerate(headers) if header.strip() == wanted.strip()]
-    found = found or [at for at, key in enumerate(keys) if key and key == _canonical(wanted)]
+    found = found or [at for at, key in enumerate(keys) if key and key == canonical(wanted)]
     if len(found) > 1:
         raise InputError(f"two columns are named {wanted!r}", file=file, hint="Give its position, such as 2.")
     if found:
@@ -130,6 +134,14 @@ def _find(headers: Sequence[str], wanted: str | None, file: Path) -> int | None:
 
 def _no_query_column(source: Source, headers: Sequence[str], line: int | None = None) -> InputError:
     shown = ", ".join(header.strip()[:40] for header in headers[:12])
+    foreign = foreign_search_term(headers)
+    if foreign is not None:
+        return InputError(
+            f"looks like a search terms report whose column names are not English ({shown})",
+            file=source.path,
+            line=line,
+            hint=f'Name the column of the search terms: --query-column "{foreign}".',
+        )
     return InputError(
         f"no column is named as the query ({shown})",
         file=source.path,
@@ -167,6 +179,13 @@ def _objects(source: Source, first: str, query_column: str | None, encoding: str
     try:
         value = orjson.loads(first)
     except orjson.JSONDecodeError as problem:
+        if len(source.head) >= HEAD_BYTES and "\n" not in source.head.decode(encoding, "replace"):
+            raise InputError(
+                f"the first line has more than {HEAD_BYTES:,} bytes, so that its fields cannot be told",
+                file=source.path,
+                line=1,
+                hint="Put a shorter line first.",
+            ) from None
         raise InputError(
             f"starts like JSON lines, but its first line is not valid JSON ({problem.msg})",
             file=source.path,
@@ -186,6 +205,9 @@ def _all_json_strings(head: str) -> bool:
 
 
 def _table_or_lines(source: Source, head: str, query_column: str | None, encoding: str) -> Layout:
+    start = _table_start(head, query_column)
+    if start is not None and (start[1].titles or is_report(start[1])):
+        return _report(source, head, *start, query_column, encoding)
     rows = _first_rows(head)
     found = _named_or_numbered(source, rows, query_column)
     delimiter, quoted, line, cells = rows[0]
@@ -193,6 +215,8 @@ def _table_or_lines(source: Source, head: str, query_column: str | None, encodin
         (delimiter, quoted, line, cells), at, headed = found
         header_lines = line + sum(cell.count("\n") for cell in cells) if headed else line - 1
         column = cells[at].strip() if headed else str(at + 1)
+    elif start is not None and (delimiter != "\t" or reads_like_a_header(start[1].cells)):
+        raise _no_query_column(source, start[1].cells, start[1].line)
     elif delimiter == "\t" and len(cells) > 1:
         at, header_lines, column = 0, line - 1, "1"
     elif len(cells) > 1 and ".csv" in source.path.suffixes:
@@ -215,6 +239,57 @@ def _table_or_lines(source: Source, head: str, query_column: str | None, encodin
     if ".csv" in source.path.suffixes or any(one.startswith('"') for one in head.splitlines()):
         return Layout("table", name, column, encoding, "\x1f", True, 0, 1, header_lines)
     return Layout("lines", name, column, encoding, header_lines=header_lines)
+
+
+def _table_start(head: str, query_column: str | None) -> tuple[str, Table] | None:
+    """Delimiter and first row of the table that the file is or that stands in it."""
+    by_name = query_column is not None and not query_column.strip().isdecimal()
+    names = (canonical(query_column or ""),) if by_name else QUERY_NAMES
+    found: list[tuple[str, Table]] = []
+    for delimiter in _DELIMITERS:
+        records: list[tuple[int, list[str]]] = []
+        reader = table_reader(io.StringIO(head, newline=""), delimiter, _quotes(head, delimiter))
+        line = 1
+        try:
+            for cells in reader:
+                if any(cell.strip() for cell in cells):
+                    records.append((line, cells))
+                line = reader.line_num + 1
+                if len(records) == _LOOK_AT_RECORDS:
+                    break
+        except csv.Error:
+            continue
+        table = find_table(records, names) or find_table(records, QUERY_NAMES)
+        if table is not None:
+            found.append((delimiter, table))
+    return max(found, key=lambda one: (names_query(one[1].cells, names), len(one[1].cells)), default=None)
+
+
+def _report(
+    source: Source, head: str, delimiter: str, table: Table, query_column: str | None, encoding: str
+) -> Layout:
+    """The layout of a table below lines of text, or of an ads platform's report without such lines."""
+    at = _find(table.cells, query_column, source.path)
+    if at is None:
+        raise _no_query_column(source, table.cells, table.line)
+    name = f"{_DELIMITERS[delimiter]}{_packed(source)}"
+    return Layout(
+        "table",
+        f"search terms report ({name})" if is_report(table) else f"{name} below {table.titles} other lines",
+        table.cells[at].strip(),
+        encoding,
+        delimiter,
+        _quotes(head, delimiter),
+        at,
+        len(table.cells),
+        table.line + sum(cell.count("\n") for cell in table.cells),
+        tuple(table.cells),
+    )
+
+
+def _quotes(head: str, delimiter: str) -> bool:
+    """Whether `"` quotes the cells of a table with this delimiter."""
+    return delimiter != "\t" or ('"' in head and _quotes_fit(head))
 
 
 def table_reader(lines: Iterable[str], delimiter: str, quoted: bool, strict: bool = False) -> _Reader:
@@ -267,7 +342,7 @@ def _named_or_numbered(
             continue
         if at is not None:
             by_position = query_column is not None and query_column.isdecimal() and cells[at] != query_column
-            names = {_canonical(cell) for cell in cells}
+            names = {canonical(cell) for cell in cells}
             return row, at, not by_position or bool(names & {*QUERY_NAMES, *_OTHER_NAMES})
     if problem is not None:
         raise problem

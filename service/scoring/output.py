@@ -1,49 +1,21 @@
-"""The results of all parts as one file, and what they come to."""
+"""The results of all parts as one file or as a folder of files, and what they come to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pcsv
-import pyarrow.parquet as pq
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from bidmatch.base.errors import ConfigError
+from bidmatch.base.files import atomic_file
+from service.scoring.writers import format_of, writer
 
-OutputKind = Literal["parquet", "csv", "tsv", "jsonl"]
-Write = Callable[[pa.Table], None]
-
-_KINDS: dict[str, OutputKind] = {
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-}
-_ROW_GROUP_ROWS = 1 << 17
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BINS_PER_UNIT = 1000
-
-
-def output_kind(path: Path) -> OutputKind:
-    """The format that a file name asks for.
-
-    Raises:
-        ConfigError: none that can be written.
-    """
-    kind = _KINDS.get(path.suffix.lower())
-    if kind is None:
-        raise ConfigError(
-            f"{path}: what format is that to be?", hint=f"The name must end with one of {', '.join(_KINDS)}."
-        )
-    return kind
 
 
 class Tally:
@@ -56,6 +28,21 @@ class Tally:
         self.exact = 0
         bins = 4 * _BINS_PER_UNIT + 1
         self._all, self._first = np.zeros(bins, np.int64), np.zeros(bins, np.int64)
+
+    def state(self) -> dict[str, Any]:
+        """All of it as JSON values, for `of`."""
+        kept = {name: getattr(self, name) for name in ("matches", "matched", "matched_rows", "exact")}
+        return kept | {"all": self._all.tolist(), "first": self._first.tolist()}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Tally:
+        """The tally that has this state; of an empty one, nothing is counted yet."""
+        tally = cls()
+        if state:
+            for name in ("matches", "matched", "matched_rows", "exact"):
+                setattr(tally, name, state[name])
+            tally._all, tally._first = (np.array(state[name], np.int64) for name in ("all", "first"))
+        return tally
 
     def add(self, table: pa.Table) -> None:
         """Count a table of `result_schema`."""
@@ -86,12 +73,19 @@ class Summary(BaseModel):
     """What a run did.
 
     Attributes:
-        output: the file.
+        output: the file, or the folder.
+        files: how many were written.
+        shard: which of how many, where the run scored one alone; all that follows is of this shard, but for
+            `skipped`, `left_out` and what was read.
         bundle_id: version of the bundle.
         rows: queries of the log.
         distinct: distinct ones, after normalising, empty ones not counted.
         empty: rows that normalise to nothing; they have no matches.
         skipped: bad lines left out.
+        left_out: rows of ads reports that hold no query, such as totals.
+        read_rows: rows of the whole log.
+        read_bytes: bytes of its files, as they are stored.
+        read_seconds: of reading it and finding its distinct queries.
         matches: rows written.
         exact: matches whose phrase equals the query.
         matched: distinct queries with a match.
@@ -103,16 +97,22 @@ class Summary(BaseModel):
         first_score_quantiles: of each query's first match.
         scored: queries scored by this run; the others were scored before it was resumed.
         seconds: of this run.
-        scoring_seconds: of scoring alone.
+        scoring_seconds: of scoring and writing.
         queries_per_second: `scored` by `scoring_seconds`.
     """
 
     output: str
+    files: int
+    shard: str | None
     bundle_id: str
     rows: int
     distinct: int
     empty: int
     skipped: int
+    left_out: int
+    read_rows: int
+    read_bytes: int
+    read_seconds: float
     matches: int
     exact: int
     matched: int
@@ -128,90 +128,93 @@ class Summary(BaseModel):
     queries_per_second: float
 
 
-def write_output(
-    parts: Iterator[Path], path: Path, kind: OutputKind, schema: pa.Schema, about: dict[str, str]
+class Written(BaseModel):
+    """How far a folder's files are written: all before this row of the results are in whole files.
+
+    Attributes:
+        files: whole files.
+        part: the part that goes on in the next file.
+        row: its first row there.
+        tally: `Tally.state` of the rows in whole files.
+    """
+
+    files: int = 0
+    part: int = 0
+    row: int = 0
+    tally: dict[str, Any] = Field(default_factory=dict)
+
+
+def write_file(
+    tables: Iterable[pa.Table], path: Path, end: str, schema: pa.Schema, about: dict[str, str]
 ) -> Tally:
-    """Write the parts' tables, one after the other.
+    """Write tables into one file, one after the other.
 
     Args:
-        parts: Arrow files of `schema`.
+        tables: of `schema`.
         path: file to write.
-        kind: its format.
+        end: format, see `format_of`.
         schema: see `result_schema`.
         about: kept in Parquet's metadata.
     """
     tally = Tally()
-    with _WRITERS[kind](path, schema, about) as write:
-        for part in parts:
-            with pa.ipc.open_file(str(part)) as stream:
-                table = stream.read_all()
+    with writer(path, format_of(end), schema, about) as write:
+        for table in tables:
             tally.add(table)
             write(table)
     return tally
 
 
-@contextmanager
-def _parquet(path: Path, schema: pa.Schema, about: dict[str, str]) -> Iterator[Write]:
-    schema = schema.with_metadata({f"bidmatch.{name}": value for name, value in about.items()})
-    waiting: list[pa.Table] = []
-    rows = 0
+def write_folder(
+    tables: Iterable[pa.Table],
+    first: Written,
+    folder: Path,
+    end: str,
+    schema: pa.Schema,
+    about: dict[str, str],
+    rows_per_file: int,
+    keep: Callable[[Written], None],
+) -> Written:
+    """Write tables into files `part-00000.END`, `part-00001.END` and so on, each of which appears whole.
 
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-
-        def flush() -> None:
-            nonlocal rows
-            if waiting:
-                writer.write_table(pa.concat_tables(waiting).cast(schema))
-                waiting.clear()
-                rows = 0
-
-        def write(table: pa.Table) -> None:
-            nonlocal rows
-            waiting.append(table)
-            rows += len(table)
-            if rows >= _ROW_GROUP_ROWS:
-                flush()
-
-        yield write
-        flush()
-
-
-@contextmanager
-def _delimited(path: Path, schema: pa.Schema, delimiter: str) -> Iterator[Write]:
-    plain = schema.set(schema.get_field_index("source"), pa.field("source", pa.string()))
-    options = pcsv.WriteOptions(delimiter=delimiter, quoting_style="needed")
-    with pcsv.CSVWriter(path, plain, write_options=options) as writer:
-        yield lambda table: writer.write_table(table.cast(plain))
-
-
-@contextmanager
-def _csv(path: Path, schema: pa.Schema, about: dict[str, str]) -> Iterator[Write]:  # noqa: ARG001
-    with _delimited(path, schema, ",") as write:
-        yield write
-
-
-@contextmanager
-def _tsv(path: Path, schema: pa.Schema, about: dict[str, str]) -> Iterator[Write]:  # noqa: ARG001
-    with _delimited(path, schema, "\t") as write:
-        yield write
+    Args:
+        tables: the results of each part from `first.part` on, of `schema`.
+        first: where a former run stopped; its files are not written again.
+        folder: where the files are.
+        end: of their names, which says the format.
+        schema: see `result_schema`.
+        about: kept in Parquet's metadata.
+        rows_per_file: rows of each file but the last.
+        keep: told after each file.
+    """
+    written, tally = first, Tally.of(first.tally)
+    pieces = _pieces(tables, first, rows_per_file)
+    piece = next(pieces, None)
+    part, row = first.part, first.row
+    # A log without matches still gets a file, which has the columns.
+    while piece is not None or written.files == 0:
+        path = folder / f"part-{written.files:05}.{end}"
+        with atomic_file(path) as partial, writer(partial, format_of(end), schema, about) as write:
+            rows = 0
+            while piece is not None and rows < rows_per_file:
+                table, part, row = piece
+                write(table)
+                tally.add(table)
+                rows += len(table)
+                piece = next(pieces, None)
+        written = Written(files=written.files + 1, part=part, row=row, tally=tally.state())
+        keep(written)
+    return written
 
 
-@contextmanager
-def _jsonl(path: Path, schema: pa.Schema, about: dict[str, str]) -> Iterator[Write]:  # noqa: ARG001
-    with path.open("wb") as stream:
-        yield lambda table: _write_objects(stream, table)
-
-
-def _write_objects(stream: BinaryIO, table: pa.Table) -> None:
-    # numpy.float32 is written with the fewest digits that give the same float32; Python's float is not.
-    columns = [
-        list(column.to_numpy()) if pa.types.is_float32(column.type) else column.to_pylist()
-        for column in table.itercolumns()
-    ]
-    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
-    names = table.column_names
-    for row in zip(*columns, strict=True):
-        stream.write(orjson.dumps(dict(zip(names, row, strict=True)), option=options))
-
-
-_WRITERS = {"parquet": _parquet, "csv": _csv, "tsv": _tsv, "jsonl": _jsonl}
+def _pieces(
+    tables: Iterable[pa.Table], first: Written, rows_per_file: int
+) -> Iterator[tuple[pa.Table, int, int]]:
+    """The tables cut where files end: rows, number of their part, and where in it the next piece begins."""
+    given = 0
+    for part, table in enumerate(tables, first.part):
+        at = first.row if part == first.part else 0
+        while at < len(table):
+            piece = table.slice(at, rows_per_file - given % rows_per_file)
+            at += len(piece)
+            given += len(piece)
+            yield piece, part, at

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from bidmatch.base.console import progress, say
 from bidmatch.base.files import atomic_file
 from service.engine import Engine, Matches
-from service.scoring.distinct import PART_QUERIES
-from service.scoring.work import Work
 
 BATCH_QUERIES = 256
 _BATCH_CHARS = 1 << 17
@@ -49,67 +48,59 @@ _SOURCES = pa.array(["index", "exact"])
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-def score_parts(
-    engine: Engine, work: Work, distinct: int, k: int, min_score: float | None, threads: int
-) -> int:
-    """Score each part that has no results yet. Returns how many queries it scored.
+def scored_parts(
+    engine: Engine,
+    queries: Path,
+    parts: range,
+    k: int,
+    min_score: float | None,
+    threads: int,
+    kept: Callable[[int], Path] | None,
+) -> Generator[tuple[pa.Table, int], None, None]:
+    """The results of part after part, as tables of `result_schema`, and how many queries each has.
 
-    What a part holds and how it is cut into batches depends on the log alone, never on `threads` or on what
-    was done before: with 8-bit products a query's vector depends a little on its neighbours in the batch.
+    What a part holds and how it is cut into batches depends on the queries alone, never on `threads` or on
+    what was done before: with 8-bit products a query's vector depends a little on its neighbours.
 
     Args:
         engine: the bundle.
-        work: holds the queries; gets the results.
-        distinct: number of queries.
+        queries: the Arrow file of all queries, a batch for each part.
+        parts: numbers of the parts that are wanted.
         k: most matches for one query.
         min_score: see `Engine.match`.
         threads: parts worked on at once.
+        kept: where the results of a part are kept: read where they are there, else written; None: nowhere.
     """
-    numbers = range(-(-distinct // PART_QUERIES))
-    todo = [number for number in numbers if not work.part(number).exists()]
-    sizes = {number: min(PART_QUERIES, distinct - number * PART_QUERIES) for number in todo}
-    total = sum(sizes.values())
-    if total < distinct:
-        say(f"{distinct - total:,} of {distinct:,} queries were scored before")
-
     schema = result_schema(engine)
 
-    def score(number: int, batch: pa.RecordBatch) -> int:
+    def score(number: int, batch: pa.RecordBatch) -> tuple[pa.Table, int]:
+        if kept is None:
+            return score_part(engine, batch, k, min_score), batch.num_rows
+        if kept(number).exists():
+            with pa.OSFile(str(kept(number))) as file:
+                return pa.ipc.open_file(file).read_all(), batch.num_rows
         table = score_part(engine, batch, k, min_score)
         with (
-            atomic_file(work.part(number)) as partial,
+            atomic_file(kept(number)) as partial,
             pa.ipc.new_file(str(partial), schema, options=_LZ4) as out,
         ):
             out.write_table(table)
-        return batch.num_rows
+        return table, batch.num_rows
 
-    with (
-        pa.memory_map(str(work.queries)) as mapped,
-        progress("scoring", total, "queries") as step,
-        ThreadPoolExecutor(threads) as pool,
-    ):
-        reader = pa.ipc.open_file(mapped)
-        running: set[Future[int]] = set()
+    with pa.OSFile(str(queries)) as file, ThreadPoolExecutor(threads) as pool:
+        reader = pa.ipc.open_file(file)
+        waiting: deque[Future[tuple[pa.Table, int]]] = deque()
         try:
-            for number in todo:
-                # One part in wait for each thread, no more: a batch is memory.
-                if len(running) >= 2 * threads:
-                    running = _collect(running, step.advance)
-                running.add(pool.submit(score, number, reader.get_batch(number)))
-            while running:
-                running = _collect(running, step.advance)
+            for number in parts:
+                # One part in wait for each thread, no more: results are memory.
+                if len(waiting) >= 2 * threads:
+                    yield waiting.popleft().result()
+                waiting.append(pool.submit(score, number, reader.get_batch(number)))
+            while waiting:
+                yield waiting.popleft().result()
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return total
-
-
-def _collect(running: set[Future[int]], advance: Callable[[int], None]) -> set[Future[int]]:
-    """Wait for one at least; the ones that still run."""
-    done, rest = wait(running, return_when=FIRST_COMPLETED)
-    for future in done:
-        advance(future.result())
-    return rest
 
 
 def score_part(engine: Engine, queries: pa.RecordBatch, k: int, min_score: float | None) -> pa.Table:
@@ -117,7 +108,7 @@ def score_part(engine: Engine, queries: pa.RecordBatch, k: int, min_score: float
     texts = queries.column("query").to_pylist()
     owners: list[np.ndarray] = []
     found: list[Matches] = []
-    for members in _batches(np.fromiter(map(len, texts), np.int64, len(texts))):
+    for members in batches(np.fromiter(map(len, texts), np.int64, len(texts))):
         matches = engine.match([texts[member] for member in members], k, min_score)
         owners.append(np.repeat(members, np.diff(matches.offsets)))
         found.append(matches)
@@ -146,7 +137,7 @@ def score_part(engine: Engine, queries: pa.RecordBatch, k: int, min_score: float
     return pa.table(columns, schema=result_schema(engine))
 
 
-def _batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
+def batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
     """Indices (int64) of texts in batches of like lengths, fewer where texts are long."""
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), BATCH_QUERIES):

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import BinaryIO
+from dataclasses import dataclass, field
+from typing import BinaryIO, cast
 
+import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bidmatch.base.errors import InputError
 from bidmatch.base.input_files import Source, csv_reason
 from service.scoring.layout import Layout, table_reader
+from service.scoring.reports import ReportRows
 
 CHUNK_ROWS = 32_768
 _CHUNK_CHARS = 1 << 24
-_LINE_CHARS = 1 << 20
+LINE_CHARS = 1 << 20
+"""Characters that a line, or a query in Parquet, may have."""
 _READ_BYTES = 1 << 20
 
 
@@ -31,11 +36,13 @@ class BadLines:
         skip: count them, instead of stopping at the first.
         count: how many there were.
         first: where and why the first was one.
+        left_out: rows of ads reports that hold no query, by reason; they are not bad.
     """
 
     skip: bool
     count: int = 0
     first: str = ""
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def meet(self, source: Source, line: int, reason: str, hint: str | None = None) -> None:
         """Raises InputError, or counts the line."""
@@ -48,8 +55,8 @@ class BadLines:
 
 def read_queries(
     source: Source, layout: Layout, bad: BadLines, advance: Callable[[int], None]
-) -> Iterator[list[str]]:
-    """Chunks of queries as given, in the file's order; a null is an empty query.
+) -> Iterator[pa.Array]:
+    """Chunks of queries as given, large_string without nulls, in the file's order; a null is an empty query.
 
     Args:
         source: the file.
@@ -61,25 +68,35 @@ def read_queries(
         InputError: a line is bad and bad lines stop, or the file is damaged.
     """
     if layout.kind == "parquet":
-        yield from _parquet(source, layout, advance)
+        yield from _parquet(source, layout, bad, advance)
         return
     with source.open(advance) as stream:
-        if layout.kind in ("objects", "strings"):
-            rows = _json_rows(source, layout, stream, bad)
-        elif layout.kind == "table":
-            rows = _table_rows(source, layout, stream, bad)
+        if layout.kind in ("lines", "table") and not layout.headers and layout.encoding.startswith("utf-8"):
+            yield from _blocks(source, layout, stream, bad)
         else:
-            rows = _line_rows(source, layout, stream)
-        yield from _chunks(source, layout, rows, bad)
+            yield from _chunks(source, layout, _Lines(source, layout, stream, bad), bad)
 
 
-def _parquet(source: Source, layout: Layout, advance: Callable[[int], None]) -> Iterator[list[str]]:
+def _parquet(
+    source: Source, layout: Layout, bad: BadLines, advance: Callable[[int], None]
+) -> Iterator[pa.Array]:
     try:
         with pq.ParquetFile(source.path, buffer_size=_READ_BYTES) as file:
             per_row = source.path.stat().st_size / max(file.metadata.num_rows, 1)
+            row = 0
             for batch in file.iter_batches(CHUNK_ROWS, columns=[layout.column], use_threads=False):
                 advance(round(batch.num_rows * per_row))
-                yield [query or "" for query in batch.column(0).to_pylist()]
+                queries = batch.column(0).cast(pa.large_string()).fill_null("")
+                queries.validate(full=True)
+                long = pc.greater(pc.binary_length(queries), LINE_CHARS)
+                if pc.any(long).as_py():
+                    for at in np.flatnonzero(long.to_numpy(zero_copy_only=False)).tolist():
+                        bad.meet(
+                            source, row + at + 1, f"the query is longer than {LINE_CHARS:,} bytes", _LONG
+                        )
+                    queries = queries.filter(pc.invert(long))
+                row += batch.num_rows
+                yield queries
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
         raise InputError(
             f"the Parquet file is damaged ({str(problem).splitlines()[0]})",
@@ -88,27 +105,165 @@ def _parquet(source: Source, layout: Layout, advance: Callable[[int], None]) -> 
         ) from problem
 
 
-def _chunks(
-    source: Source, layout: Layout, rows: Iterator[tuple[int, str]], bad: BadLines
-) -> Iterator[list[str]]:
-    """Chunks of rows (line, query), those that are no text in the encoding left to `bad`."""
+def _blocks(source: Source, layout: Layout, stream: BinaryIO, bad: BadLines) -> Iterator[pa.Array]:
+    """UTF-8 lines and tables, a block at a time by whole columns; what is not plain goes the careful way."""
+    line, rest, ended = 0, b"", False
+    while not ended:
+        block = stream.read(_READ_BYTES)
+        ended = not block
+        if not line and not rest:
+            block = block.removeprefix(codecs.BOM_UTF8)
+        rest += block
+        cut = rest.rfind(b"\n") + 1 if not ended else len(rest)
+        whole = rest[:cut] + (b"\n" if ended and not rest.endswith(b"\n") else b"")
+        if not cut:
+            # A line without an end in sight.
+            if len(rest) > 4 * LINE_CHARS:
+                lines = _Lines(source, layout, cast(BinaryIO, _Joined(rest, stream)), bad, line)
+                yield from _chunks(source, layout, lines, bad)
+                return
+            continue
+        rest = rest[cut:]
+        queries = _plain_queries(layout, whole, line)
+        if queries is not None:
+            line += whole.count(b"\n")
+            for start in range(0, len(queries), CHUNK_ROWS):
+                yield queries.slice(start, CHUNK_ROWS)
+            continue
+        # A quoted cell may go on in the next block.
+        onward = io.BytesIO(whole) if not layout.quoted else _Joined(whole + rest, stream)
+        lines = _Lines(source, layout, cast(BinaryIO, onward), bad, line)
+        yield from _chunks(source, layout, lines, bad)
+        if layout.quoted:
+            return
+        line = lines.number
+
+
+def _plain_queries(layout: Layout, block: bytes, before: int) -> pa.Array | None:
+    """The queries of whole lines of UTF-8; None where a line is bad, quoted, or unlike the others.
+
+    Args:
+        layout: of the file.
+        block: the lines, each with its end.
+        before: lines of the file before these.
+    """
+    if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
+        return None
+    if before < layout.header_lines:
+        block = b"".join(block.split(b"\n", layout.header_lines - before)[layout.header_lines - before :])
+    if layout.kind == "table" and (b"\0" in block or (layout.quoted and b'"' in block)):
+        return None
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + 1
+    offsets = np.concatenate([np.zeros(1, np.int64), ends])
+    if len(ends) and np.diff(offsets).max() > LINE_CHARS:
+        return None
+    lines = pa.LargeStringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(block))
+    if not block.isascii():
+        try:
+            lines.validate(full=True)
+        except pa.ArrowInvalid:
+            return None
+    lines = pc.ascii_rtrim(lines, characters="\r\n")
+    if layout.kind == "lines":
+        return lines
+    if pc.any(pc.not_equal(pc.count_substring(lines, layout.delimiter), layout.width - 1)).as_py():
+        return None
+    if layout.width == 1:
+        return lines
+    cells = pc.split_pattern(lines, layout.delimiter, max_splits=layout.position + 1)
+    return pc.list_element(cells, layout.position)
+
+
+class _Joined(io.RawIOBase):
+    """Bytes that were read already, and then the stream they are from."""
+
+    def __init__(self, read: bytes, stream: BinaryIO):
+        self._read, self._stream = memoryview(read), stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        block = self._read[: len(buffer)] if len(self._read) else self._stream.read(len(buffer))
+        self._read = self._read[len(buffer) :]
+        buffer[: len(block)] = block
+        return len(block)
+
+
+_ENCODING = (
+    "Save the file as UTF-8, or name its encoding: --encoding cp1252 suits files from Excel on Windows."
+)
+_LONG = "No query log has such; remove it, or leave it out with --bad-lines skip."
+
+
+class _Lines:
+    """The lines of a text stream, their ends kept; those that are too long are left to `bad`.
+
+    Args:
+        source: the file.
+        layout: its encoding.
+        stream: its bytes, or those of some of its lines.
+        bad: what to do with bad lines.
+        number: lines of the file before the stream's.
+
+    Attributes:
+        number: of the line that was given last, from 1.
+    """
+
+    def __init__(self, source: Source, layout: Layout, stream: BinaryIO, bad: BadLines, number: int = 0):
+        self.number = number
+        self._source, self._encoding, self._bad = source, layout.encoding, bad
+        wide = layout.encoding.startswith(("utf-16", "utf-32"))
+        # Bytes that are no text of an encoding of one byte a unit go on as lone surrogates, by line.
+        errors = "strict" if wide else "surrogateescape"
+        self._reader = io.TextIOWrapper(stream, encoding=layout.encoding, errors=errors, newline="")
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            while text := self._reader.readline(LINE_CHARS):
+                self.number += 1
+                if len(text) == LINE_CHARS and text[-1] not in "\r\n":
+                    self._bad.meet(
+                        self._source, self.number, f"the line is longer than {LINE_CHARS:,} characters", _LONG
+                    )
+                    while (more := self._reader.readline(LINE_CHARS)) and more[-1] not in "\r\n":
+                        pass
+                    continue
+                yield text.removeprefix("\ufeff") if self.number == 1 else text
+        except UnicodeError as problem:
+            raise InputError(
+                f"is no {self._encoding.upper()} text ({problem})",
+                file=self._source.path,
+                line=self.number + 1,
+                hint=_ENCODING,
+            ) from problem
+
+
+def _chunks(source: Source, layout: Layout, lines: _Lines, bad: BadLines) -> Iterator[pa.Array]:
+    """Chunks of queries, those that are no text in the encoding left to `bad`."""
+    if layout.kind in ("objects", "strings"):
+        rows = _json_rows(source, layout, lines, bad)
+    elif layout.kind == "table":
+        rows = _table_rows(source, layout, lines, bad)
+    else:
+        rows = _line_rows(layout, lines)
     queries: list[str] = []
-    lines: list[int] = []
+    numbers: list[int] = []
     chars = 0
-    for line, query in rows:
+    for number, query in rows:
         queries.append(query)
-        lines.append(line)
+        numbers.append(number)
         chars += len(query)
         if len(queries) >= CHUNK_ROWS or chars >= _CHUNK_CHARS:
-            yield _sound(source, layout, queries, lines, bad)
-            queries, lines, chars = [], [], 0
+            yield _sound(source, layout, queries, numbers, bad)
+            queries, numbers, chars = [], [], 0
     if queries:
-        yield _sound(source, layout, queries, lines, bad)
+        yield _sound(source, layout, queries, numbers, bad)
 
 
-def _sound(source: Source, layout: Layout, queries: list[str], lines: list[int], bad: BadLines) -> list[str]:
+def _sound(source: Source, layout: Layout, queries: list[str], lines: list[int], bad: BadLines) -> pa.Array:
     try:
-        "".join(queries).encode()
+        return pa.array(queries, pa.large_string())
     except UnicodeEncodeError:
         kept = []
         for line, query in zip(lines, queries, strict=True):
@@ -119,97 +274,68 @@ def _sound(source: Source, layout: Layout, queries: list[str], lines: list[int],
                 )
             else:
                 kept.append(query)
-        return kept
-    return queries
+        return pa.array(kept, pa.large_string())
 
 
-_ENCODING = (
-    "Save the file as UTF-8, or name its encoding: --encoding cp1252 suits files from Excel on Windows."
-)
+def _line_rows(layout: Layout, lines: _Lines) -> Iterator[tuple[int, str]]:
+    for line in lines:
+        if lines.number > layout.header_lines:
+            yield lines.number, line.rstrip("\r\n")
 
 
-@contextmanager
-def _text(source: Source, layout: Layout, stream: BinaryIO) -> Iterator[Iterator[str]]:
-    """The lines of a text file, their ends kept, none longer than is sensible."""
-    wide = layout.encoding.startswith(("utf-16", "utf-32"))
-    errors = "strict" if wide else "surrogateescape"
-    reader = io.TextIOWrapper(stream, encoding=layout.encoding, errors=errors, newline="")
-    line = 0
-
-    def lines() -> Iterator[str]:
-        nonlocal line
-        while text := reader.readline(_LINE_CHARS):
-            line += 1
-            if len(text) == _LINE_CHARS:
-                raise InputError(
-                    f"the line is longer than {_LINE_CHARS:,} characters: no query log",
-                    file=source.path,
-                    line=line,
-                )
-            yield text.removeprefix("\ufeff") if line == 1 else text
-
-    try:
-        yield lines()
-    except UnicodeError as problem:
-        raise InputError(
-            f"is no {layout.encoding.upper()} text ({problem})",
-            file=source.path,
-            line=line + 1,
-            hint=_ENCODING,
-        ) from problem
-
-
-def _line_rows(source: Source, layout: Layout, stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    with _text(source, layout, stream) as lines:
-        for number, line in enumerate(lines, 1):
-            if number > layout.header_lines:
-                yield number, line.rstrip("\r\n")
-
-
-def _table_rows(source: Source, layout: Layout, stream: BinaryIO, bad: BadLines) -> Iterator[tuple[int, str]]:
-    csv.field_size_limit(_LINE_CHARS)
-    with _text(source, layout, stream) as lines:
-        for _ in range(layout.header_lines):
-            next(lines, None)
-        reader = table_reader(lines, layout.delimiter, layout.quoted, strict=True)
-        width, position, before = layout.width, layout.position, layout.header_lines
-        while True:
-            line = before + reader.line_num + 1
-            try:
-                cells = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as problem:
-                bad.meet(source, line, csv_reason(str(problem)))
+def _table_rows(source: Source, layout: Layout, lines: _Lines, bad: BadLines) -> Iterator[tuple[int, str]]:
+    csv.field_size_limit(LINE_CHARS)
+    report = ReportRows(layout.headers, layout.position) if layout.headers else None
+    texts = iter(lines)
+    while lines.number < layout.header_lines and next(texts, None) is not None:
+        pass
+    reader = table_reader(texts, layout.delimiter, layout.quoted, strict=True)
+    width, position = layout.width, layout.position
+    while True:
+        before = reader.line_num
+        try:
+            cells = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as problem:
+            bad.meet(source, lines.number - (reader.line_num - before) + 1, csv_reason(str(problem)))
+            continue
+        line = lines.number - (reader.line_num - before) + 1
+        if report is not None:
+            if not any(cell.strip() for cell in cells) or report.apart(cells):
                 continue
-            if len(cells) == width:
-                yield line, cells[position]
-            elif cells and any(cells):
-                reason = f"has {len(cells)} cells where there are {width} elsewhere"
-                bad.meet(
-                    source, line, reason, "Is the delimiter inside a text? Then the text must be in quotes."
-                )
-            elif width == 1:
-                yield line, ""
+            if len(cells) > width and not any(cell.strip() for cell in cells[width:]):
+                del cells[width:]
+        if len(cells) == width:
+            query = cells[position] if report is None else report.query(cells)
+            if query is not None:
+                yield line, query
+        elif cells and any(cells):
+            reason = f"has {len(cells)} cells where there are {width} elsewhere"
+            bad.meet(source, line, reason, "Is the delimiter inside a text? Then the text must be in quotes.")
+        elif width == 1:
+            yield line, ""
+    if report is not None:
+        bad.left_out.update(report.left_out)
 
 
-def _json_rows(source: Source, layout: Layout, stream: BinaryIO, bad: BadLines) -> Iterator[tuple[int, str]]:
+def _json_rows(source: Source, layout: Layout, lines: _Lines, bad: BadLines) -> Iterator[tuple[int, str]]:
     strings, column = layout.kind == "strings", layout.column
-    with _text(source, layout, stream) as lines:
-        for line, text in enumerate(lines, 1):
-            if not text.strip():
+    for text in lines:
+        if not text.strip():
+            continue
+        line = lines.number
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError as problem:
+            bad.meet(source, line, f"is not valid JSON ({problem.msg})")
+            continue
+        if not strings:
+            if not isinstance(value, dict) or column not in value:
+                bad.meet(source, line, f"is no JSON object with the field {column!r}")
                 continue
-            try:
-                value = orjson.loads(text)
-            except orjson.JSONDecodeError as problem:
-                bad.meet(source, line, f"is not valid JSON ({problem.msg})")
-                continue
-            if not strings:
-                if not isinstance(value, dict) or column not in value:
-                    bad.meet(source, line, f"is no JSON object with the field {column!r}")
-                    continue
-                value = value[column]
-            if value is not None and not isinstance(value, str):
-                bad.meet(source, line, f"the query is no text but {str(value)[:40]}")
-                continue
-            yield line, value or ""
+            value = value[column]
+        if value is not None and not isinstance(value, str):
+            bad.meet(source, line, f"the query is no text but {str(value)[:40]}")
+            continue
+        yield line, value or ""

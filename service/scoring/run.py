@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
+import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
 from bidmatch.base.console import Step, progress, say
 from bidmatch.base.errors import BidmatchError, ConfigError
 from bidmatch.base.files import atomic_file, refuse_inside
-from bidmatch.base.input_files import Source
 from export.bundle.format import INDEX
 from export.bundle.read import read_manifest
 from service.engine import Engine, EngineSettings
-from service.scoring.distinct import PART_QUERIES, LogCounts, write_distinct
+from service.scoring.distinct import PART_QUERIES, LogCounts, Shard, write_distinct
 from service.scoring.layout import recognise
-from service.scoring.output import Summary, Tally, output_kind, write_output
-from service.scoring.parts import result_schema, score_parts
+from service.scoring.output import Summary, Tally, write_file, write_folder
+from service.scoring.parts import result_schema, scored_parts
 from service.scoring.queries import BadLines, read_queries
-from service.scoring.source import find_files, open_log
+from service.scoring.source import find_inputs, open_log
 from service.scoring.work import InputRecord, Plan, Work, open_work
+from service.scoring.writers import format_of, name_end
 
-_Sources = list[tuple[Path, Source | None]]
+
+class OutputFolder(BaseModel):
+    """How an output that is a folder is divided into files.
+
+    Attributes:
+        format: end of the files' names, such as `parquet` or `csv.gz`.
+        rows_per_file: rows of each file but the last.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    format: str = "parquet"
+    rows_per_file: int = Field(1_000_000, ge=1)
 
 
 class ScoreOptions(BaseModel):
@@ -33,8 +47,9 @@ class ScoreOptions(BaseModel):
 
     Attributes:
         bundle: bundle folder.
-        inputs: query logs, or folders of them.
-        output: file to write; its name says the format.
+        inputs: query logs, folders of them, or patterns such as `logs/*.tsv.gz`.
+        output: file to write, whose name says the format; or folder.
+        folder: how the files of a folder are written; None: the output is one file.
         k: most matches for one query.
         min_score: leave out phrases found by the index with a lesser score.
         min_relevance: or with a lesser relevance, where the bundle has a calibration.
@@ -45,6 +60,8 @@ class ScoreOptions(BaseModel):
         query_column: name of the column with the queries, or its position from 1; None to recognise it.
         encoding: of text files; None to recognise it.
         bad_lines: stop at the first, or skip and count them.
+        shard: score these of the distinct queries alone; None: all.
+        unordered: write the queries in no particular order, for which less is kept on disk.
         restart: throw an unfinished run's work away.
         overwrite: replace an output that is there.
     """
@@ -54,6 +71,7 @@ class ScoreOptions(BaseModel):
     bundle: Path
     inputs: list[Path] = Field(min_length=1)
     output: Path
+    folder: OutputFolder | None = None
     k: int = Field(10, ge=1)
     min_score: float | None = None
     min_relevance: float | None = Field(None, ge=0, le=1)
@@ -65,12 +83,17 @@ class ScoreOptions(BaseModel):
     query_column: str | None = None
     encoding: str | None = None
     bad_lines: Literal["stop", "skip"] = "stop"
+    shard: Shard | None = None
+    unordered: bool = False
     restart: bool = False
     overwrite: bool = False
 
 
 def score_log(options: ScoreOptions) -> Summary:
-    """Score a query log. The output appears when it is whole; a run that was stopped is gone on with.
+    """Score a query log. A run that was stopped is gone on with.
+
+    An output of one file appears when it is whole; so does each file of a folder, and `_SUCCESS` after the
+    last.
 
     The output has a row for each match, by query in the order of first appearance, then by rank: `query` as
     first spelled, `count` of the log's rows with its key, `rank` from 1, phrase `id` and `phrase`, `score`,
@@ -85,15 +108,16 @@ def score_log(options: ScoreOptions) -> Summary:
         BidmatchError: the output exists, another run writes it, or the disk is full.
     """
     started = time.monotonic()
-    if options.output.is_dir():
-        raise ConfigError(f"{options.output} is a folder", hint="Name the file to write.")
     if options.min_score is not None and not math.isfinite(options.min_score):
         raise ConfigError(f"a least score of {options.min_score} says nothing", hint="Scores are in -2 to 2.")
-    kind = output_kind(options.output)
-    files = [file for path in options.inputs for file in find_files(path)]
-    if options.output.exists() and any(file.exists() and file.samefile(options.output) for file in files):
-        raise ConfigError(f"{options.output} is the input", hint="Name another file to write.")
-    sources = [(file, open_log(file)) for file in files]
+    end = _output_end(options)
+    files = find_inputs(options.inputs)
+    _refuse_input_as_output(options, files)
+    for file in files:
+        # What cannot be read is better known before hours of work than after them.
+        source = open_log(file)
+        if source is not None:
+            recognise(source, options.query_column, options.encoding)
     manifest = read_manifest(options.bundle)
     refuse_inside(options.output, options.bundle, "bundle")
     plan = Plan(
@@ -110,7 +134,10 @@ def score_log(options: ScoreOptions) -> Summary:
         rescore=options.rescore,
         candidates=options.candidates,
         honour_match_types=options.honour_match_types,
-        output_kind=kind,
+        output_kind=end,
+        rows_per_file=None if options.folder is None else options.folder.rows_per_file,
+        shard=None if options.shard is None else str(options.shard),
+        unordered=options.unordered,
     )
     try:
         with open_work(options.output, plan, restart=options.restart, overwrite=options.overwrite) as work:
@@ -118,7 +145,7 @@ def score_log(options: ScoreOptions) -> Summary:
             if summary is not None:
                 work.move_out()
                 return Summary.model_validate_json(summary)
-            return _run(options, plan, sources, work, started)
+            return _run(options, plan, files, work, started)
     except OSError as problem:
         where = f" ({problem.filename})" if problem.filename else ""
         raise BidmatchError(
@@ -127,7 +154,48 @@ def score_log(options: ScoreOptions) -> Summary:
         ) from problem
 
 
-def _run(options: ScoreOptions, plan: Plan, sources: _Sources, work: Work, started: float) -> Summary:
+def _output_end(options: ScoreOptions) -> str:
+    """The end of the output's name, or of its files' names, which says the format."""
+    end = name_end(options.output)
+    if options.folder is not None:
+        format_of(options.folder.format)
+        if end is not None:
+            raise ConfigError(
+                f"{options.output} names a file, and a folder of files is asked for",
+                hint="Name a folder, such as --output matches/, and the format with --format.",
+            )
+        if options.output.name in ("", "..") or options.output.is_file():
+            raise ConfigError(f"{options.output} cannot be the output's folder", hint="Name a new folder.")
+        return options.folder.format
+    if options.output.is_dir():
+        raise ConfigError(
+            f"{options.output} is a folder",
+            hint="Name the file to write, or end the name with / to write a folder of files.",
+        )
+    if options.unordered:
+        raise ConfigError(
+            "--unordered is for an output of several files", hint="Name a folder, such as --output matches/."
+        )
+    if end is None:
+        raise ConfigError(
+            f"{options.output}: what format is that to be?",
+            hint="The name must end with .parquet, .csv, .tsv or .jsonl (text also with .gz or .zst behind "
+            "it); with / at its end it is a folder.",
+        )
+    return end
+
+
+def _refuse_input_as_output(options: ScoreOptions, files: list[Path]) -> None:
+    output = options.output
+    if not output.exists():
+        return
+    for file in files:
+        same = file.exists() and file.samefile(output)
+        if same or (options.folder is not None and file.resolve().is_relative_to(output.resolve())):
+            raise ConfigError(f"{output} is the input, or holds it", hint="Name another output.")
+
+
+def _run(options: ScoreOptions, plan: Plan, files: list[Path], work: Work, started: float) -> Summary:
     settings = EngineSettings(
         ef=options.ef,
         rescore=options.rescore,
@@ -140,20 +208,20 @@ def _run(options: ScoreOptions, plan: Plan, sources: _Sources, work: Work, start
     least = engine.least_score(options.min_score, options.min_relevance)
     if work.resumed:
         say(f"going on with the run that was stopped ({work.folder})")
-    counts = _distinct(options, sources, work)
-    say(f"{counts.rows:,} queries, {counts.distinct:,} distinct, {counts.empty:,} empty")
+    counts = _distinct(options, files, work)
+    of = "" if options.shard is None else f" in shard {options.shard} of {counts.read:,}"
+    say(f"{counts.rows:,} queries{of}, {counts.distinct:,} distinct, {counts.empty:,} empty")
     if counts.skipped:
         say(f"{counts.skipped:,} bad lines skipped (first: {counts.first_skipped})")
+    if counts.left_out:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.left_out.items())
+        say(f"rows of reports left out: {reasons}")
     scoring = time.monotonic()
-    scored = score_parts(engine, work, counts.distinct, options.k, least, options.threads)
+    tally, written, scored = _score(options, plan, engine, least, counts, work)
     scoring = time.monotonic() - scoring
-    about = {"bundle_id": plan.bundle_id, "k": str(plan.k), "min_score": str(plan.min_score)}
-    about["min_relevance"] = str(plan.min_relevance)
-    with work.writing() as path, progress("writing", counts.distinct, "queries") as step:
-        kind, schema = output_kind(options.output), result_schema(engine)
-        tally = write_output(_parts(work, counts, step), path, kind, schema, about)
     summary = _summary(options, plan, counts, tally).model_copy(
         update={
+            "files": written,
             "scored": scored,
             "seconds": round(time.monotonic() - started, 3),
             "scoring_seconds": round(scoring, 3),
@@ -165,23 +233,79 @@ def _run(options: ScoreOptions, plan: Plan, sources: _Sources, work: Work, start
     return summary
 
 
-def _distinct(options: ScoreOptions, sources: _Sources, work: Work) -> LogCounts:
+def _score(
+    options: ScoreOptions, plan: Plan, engine: Engine, least: float | None, counts: LogCounts, work: Work
+) -> tuple[Tally, int, int]:
+    """Score and write what is not yet: the tally of all, the number of files, how many were scored now."""
+    about = {"bundle_id": plan.bundle_id, "k": str(plan.k), "min_score": str(plan.min_score)}
+    about["min_relevance"] = str(plan.min_relevance)
+    schema = result_schema(engine)
+    first = None if options.folder is None else work.open_folder()
+    parts = range(0 if first is None else first.part, -(-counts.distinct // PART_QUERIES))
+    todo = [number for number in parts if first is not None or not work.part(number).exists()]
+    scored = sum(min(PART_QUERIES, counts.distinct - number * PART_QUERIES) for number in todo)
+    if scored < counts.distinct:
+        say(f"{counts.distinct - scored:,} of {counts.distinct:,} queries were scored before")
+    wanted = max(0, counts.distinct - parts.start * PART_QUERIES)
+    with (
+        progress("scoring", wanted, "queries") as step,
+        closing(
+            scored_parts(
+                engine,
+                work.queries,
+                parts,
+                options.k,
+                least,
+                options.threads,
+                work.part if first is None else None,
+            )
+        ) as results,
+    ):
+        tables = _counted(results, step)
+        if options.folder is None or first is None:
+            with work.writing() as path:
+                return write_file(tables, path, plan.output_kind, schema, about), 1, scored
+        written = write_folder(
+            tables,
+            first,
+            options.output,
+            plan.output_kind,
+            schema,
+            about,
+            options.folder.rows_per_file,
+            work.keep,
+        )
+        return Tally.of(written.tally), written.files, scored
+
+
+def _counted(results: Iterable[tuple[pa.Table, int]], step: Step) -> Iterator[pa.Table]:
+    for table, queries in results:
+        yield table
+        step.advance(queries)
+
+
+def _distinct(options: ScoreOptions, files: list[Path], work: Work) -> LogCounts:
     """The counts of the log, read now or by the run before; the distinct queries are in the work folder."""
     if work.counts.exists():
         return LogCounts.model_validate_json(work.counts.read_text())
-    counts = LogCounts()
+    counts = LogCounts(bytes=sum(file.stat().st_size for file in files))
     bad = BadLines(options.bad_lines == "skip")
-    with progress("reading", sum(file.stat().st_size for file, _ in sources), "bytes") as step:
-        chunks = _chunks(options, sources, bad, step)
-        write_distinct(chunks, counts, work.queries, work.scratch)
-    counts.skipped, counts.first_skipped = bad.count, bad.first
+    started = time.monotonic()
+    with progress("reading", counts.bytes, "bytes") as step:
+        chunks = _chunks(options, files, bad, step)
+        write_distinct(
+            chunks, counts, work.queries, work.scratch, shard=options.shard, ordered=not options.unordered
+        )
+    counts.skipped, counts.first_skipped, counts.left_out = bad.count, bad.first, dict(bad.left_out)
+    counts.seconds = round(time.monotonic() - started, 3)
     with atomic_file(work.counts) as partial:
         partial.write_text(counts.model_dump_json())
     return counts
 
 
-def _chunks(options: ScoreOptions, sources: _Sources, bad: BadLines, step: Step) -> Iterator[list[str]]:
-    for file, source in sources:
+def _chunks(options: ScoreOptions, files: list[Path], bad: BadLines, step: Step) -> Iterator[pa.Array]:
+    for file in files:
+        source = open_log(file)
         if source is None:
             say(f"{file}: empty")
             continue
@@ -190,21 +314,21 @@ def _chunks(options: ScoreOptions, sources: _Sources, bad: BadLines, step: Step)
         yield from read_queries(source, layout, bad, step.advance)
 
 
-def _parts(work: Work, counts: LogCounts, step: Step) -> Iterator[Path]:
-    for number, start in enumerate(range(0, counts.distinct, PART_QUERIES)):
-        yield work.part(number)
-        step.advance(min(PART_QUERIES, counts.distinct - start))
-
-
 def _summary(options: ScoreOptions, plan: Plan, counts: LogCounts, tally: Tally) -> Summary:
     distinct, rows = max(counts.distinct, 1), max(counts.rows, 1)
     return Summary(
         output=str(options.output),
+        files=0,
+        shard=plan.shard,
         bundle_id=plan.bundle_id,
         rows=counts.rows,
         distinct=counts.distinct,
         empty=counts.empty,
         skipped=counts.skipped,
+        left_out=sum(counts.left_out.values()),
+        read_rows=counts.read,
+        read_bytes=counts.bytes,
+        read_seconds=counts.seconds,
         matches=tally.matches,
         exact=tally.exact,
         matched=tally.matched,

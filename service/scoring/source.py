@@ -2,24 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bidmatch.base.errors import InputError
-from bidmatch.base.input_files import EmptyFileError, Source, open_source
+from bidmatch.base.input_files import EmptyFileError, Source, is_pattern, open_source
+
+_NO_DATA = "._"
+
+
+def find_inputs(inputs: Iterable[Path]) -> list[Path]:
+    """The files of several inputs, in the order of these.
+
+    Raises:
+        InputError: an input holds none, or two hold the same.
+    """
+    files = [file for path in inputs for file in find_files(path)]
+    seen: set[Path] = set()
+    for file in files:
+        if file.resolve() in seen:
+            raise InputError(
+                "is among the inputs twice", file=file, hint="Name it once; a folder or pattern may hold it."
+            )
+        seen.add(file.resolve())
+    return files
 
 
 def find_files(path: Path) -> list[Path]:
-    """The file, or the files of a folder by name; hidden and underscored ones (`_SUCCESS`) are no data.
+    """The file; the files of a folder and of those in it, by name; or what a pattern such as `*.gz` matches.
+
+    Hidden and underscored names (`_SUCCESS`, `_temporary`) are no data, unless the pattern names them so.
 
     Raises:
         InputError: there are none.
     """
-    if not path.is_dir():
+    if path.is_dir():
+        files = list(_walk(path, frozenset()))
+        if not files:
+            raise InputError("the folder holds no files", file=path)
+        return files
+    if path.exists() or not is_pattern(path):
         return [path]
-    files = sorted(one for one in path.iterdir() if one.is_file() and one.name[0] not in "._")
-    if not files:
-        raise InputError("the folder holds no files", file=path)
-    return files
+    found = dict.fromkeys(file for one in _matches(path) for file in _below(one))
+    if not found:
+        raise InputError(
+            "no file matches this pattern",
+            file=path,
+            hint="Check the folder; ** stands for any number of folders, * for a part of one name.",
+        )
+    return list(found)
+
+
+def _matches(pattern: Path) -> list[Path]:
+    fixed = next(at for at, part in enumerate(pattern.parts) if is_pattern(Path(part)))
+    wildcards = pattern.parts[fixed:]
+    found = sorted(Path(*pattern.parts[:fixed]).glob(str(Path(*wildcards))))
+    if any(part[0] in _NO_DATA for part in wildcards):
+        return found
+    return [one for one in found if not any(part[0] in _NO_DATA for part in one.parts[fixed:])]
+
+
+def _below(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        yield from _walk(path, frozenset())
+    else:
+        yield path
+
+
+def _walk(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    here = folder.resolve()
+    if here in above:
+        raise InputError("is a link to a folder that it is in", file=folder, hint="Remove the link.")
+    for one in sorted(folder.iterdir()):
+        if one.name[0] in _NO_DATA:
+            continue
+        if one.is_dir():
+            yield from _walk(one, above | {here})
+        else:
+            yield one
 
 
 def open_log(path: Path) -> Source | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -14,10 +15,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from bidmatch.base.console import say
 from bidmatch.base.errors import BidmatchError, ConfigError
 from bidmatch.base.files import PARTIAL_SUFFIX, atomic_file, fsync_path, remove_partials
+from service.scoring.output import Written
 
-_FORMAT = 1
+_FORMAT = 2
+_SUCCESS = "_SUCCESS"
+_OURS = re.compile(r"part-\d+\.[a-z.]+|_SUCCESS|\..*")
 _SAMPLE_BYTES = 1 << 20
 
 
@@ -65,6 +70,9 @@ class Plan(BaseModel):
     candidates: int | None
     honour_match_types: bool
     output_kind: str
+    rows_per_file: int | None = None
+    shard: str | None = None
+    unordered: bool = False
 
 
 class Work:
@@ -75,18 +83,19 @@ class Work:
         queries: the distinct queries, an Arrow file; whole where `counts` exists.
         counts: what was counted while they were found.
         scratch: scratch files of finding them.
-        parts: results, an Arrow file for each batch of `queries`.
+        parts: results, an Arrow file for each batch of `queries`; none where the output is a folder.
         resumed: whether an earlier run left its queries, and results perhaps, for this one to go on with.
     """
 
-    def __init__(self, output: Path, *, resumed: bool):
+    def __init__(self, output: Path, *, resumed: bool, in_files: bool = False):
         self.folder = work_folder(output)
         self.queries = self.folder / "queries.arrow"
         self.counts = self.folder / "counts.json"
         self.scratch = self.folder / "scratch"
         self.parts = self.folder / "parts"
         self.resumed = resumed
-        self._output = output
+        self._output, self._in_files = output, in_files
+        self._written = self.folder / "written.json"
         self._whole = self.folder / "output.whole"
         self._summary = self.folder / "summary.json"
 
@@ -104,6 +113,35 @@ class Work:
         with atomic_file(self._whole) as partial:
             yield partial
 
+    def open_folder(self) -> Written:
+        """Make the output's folder, or take it over; how much of it is written.
+
+        Before the first file of a run, what an earlier output left there is removed, `_SUCCESS` first.
+        """
+        self._output.mkdir(parents=True, exist_ok=True)
+        for left in self._output.glob(f".part-*{PARTIAL_SUFFIX}"):
+            left.unlink()
+        if self._written.exists():
+            written = Written.model_validate_json(self._written.read_text())
+            if all(any(self._output.glob(f"part-{number:05}.*")) for number in range(written.files)):
+                return written
+            say(f"files are missing in {self._output}; all are written anew")
+        for entry in sorted(self._output.iterdir(), key=lambda entry: entry.name != _SUCCESS):
+            if entry.name[0] != ".":
+                entry.unlink()
+        self.keep(Written())
+        return Written()
+
+    def keep(self, written: Written) -> None:
+        """Note how much of the output's folder is written, for a run after one that is killed."""
+        with atomic_file(self._written) as partial:
+            partial.write_text(written.model_dump_json())
+
+    @property
+    def begun(self) -> bool:
+        """Whether files in the output's folder are this run's."""
+        return self._written.exists()
+
     def seal(self, summary: str) -> None:
         """Declare the output whole, so that nothing but `move_out` is left to do."""
         with atomic_file(self._summary) as partial:
@@ -111,7 +149,10 @@ class Work:
 
     def move_out(self) -> None:
         """Put the whole output in its place and remove the folder."""
-        if self._whole.exists():
+        if self._in_files:
+            with atomic_file(self._output / _SUCCESS) as partial:
+                partial.touch()
+        elif self._whole.exists():
             self._whole.replace(self._output)
             fsync_path(self._output.parent)
         _remove(self.folder, self._output)
@@ -134,17 +175,18 @@ def open_work(output: Path, plan: Plan, *, restart: bool, overwrite: bool) -> It
     output.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder, output):
         remove_partials(output)
-        work = Work(output, resumed=False)
+        work = Work(output, resumed=False, in_files=plan.rows_per_file is not None)
+        begun = work.begun
         # Until the queries are known nothing is done that would be missed, so other options may begin anew.
         if restart or not work.counts.exists():
             _empty(folder)
         state = folder / "plan.json"
-        if output.exists() and not overwrite and work.finished() is None:
-            if not state.exists():
-                _remove(folder, output)
-            raise BidmatchError(
-                f"{output} already exists", hint="Name another output, or pass --overwrite to replace it."
-            )
+        if not begun and work.finished() is None:
+            problem = _in_the_way(output, overwrite=overwrite, in_files=plan.rows_per_file is not None)
+            if problem is not None:
+                if not state.exists():
+                    _remove(folder, output)
+                raise problem
         if state.exists():
             _same_plan(state, plan, folder)
             work.resumed = True
@@ -158,6 +200,21 @@ def open_work(output: Path, plan: Plan, *, restart: bool, overwrite: bool) -> It
         finally:
             if folder.exists() and not work.counts.exists():
                 _remove(folder, output)
+
+
+def _in_the_way(output: Path, *, overwrite: bool, in_files: bool) -> BidmatchError | None:
+    if not output.exists() or (in_files and output.is_dir() and not any(output.iterdir())):
+        return None
+    if not overwrite:
+        return BidmatchError(
+            f"{output} already exists", hint="Name another output, or pass --overwrite to replace it."
+        )
+    if in_files and not all(_OURS.fullmatch(one.name) and one.is_file() for one in output.iterdir()):
+        return BidmatchError(
+            f"{output} holds other files than a run's, so --overwrite does not replace it",
+            hint="Name another folder.",
+        )
+    return None
 
 
 def _remove(folder: Path, output: Path) -> None:

@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 import scipy.sparse as sp
 
 from bidmatch.base.errors import InputError
+from bidmatch.base.strings import hash64, key_array
 from trainer.data.collect import Collector, NumberedFilter, NumberedPairs
 from trainer.data.dataset import Interactions
 from trainer.data.fingerprint import MATCH_TYPE
 from trainer.data.labels import Catalogue, Labels
-from trainer.data.strings import hash64, key_array
 
 _EXACT_IN_FLOAT64 = 2.0**53
 _UNIT_SEPARATOR = pa.scalar("\x1f", pa.large_string())

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bidmatch.base.errors import InputError
+from bidmatch.base.reports import is_empty
+from bidmatch.base.strings import key_array, normalise_array
 from trainer.data.keywords import match_type_name
 from trainer.data.labels import Labels
-from trainer.data.numbers import is_empty, parse_number
+from trainer.data.numbers import parse_number
 from trainer.data.options import ReadOptions
-from trainer.data.strings import key_array, normalise_array
 
 SKIP_HINT = "Correct the line, or pass --bad-lines skip to leave such lines out and count them."
 ALL_BAD_HINT = (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bidmatch.base import text
 from bidmatch.base.errors import InputError
+from bidmatch.base.reports import canonical
 from trainer.data.options import ReadOptions
 
 QUERY = ("query", "searchquery", "searchterm", "userquery", "customersearchterm", "q", "querytext", "search")
@@ -16,13 +15,6 @@ PHRASE = ("phrase", "bidphrase", "keyword", "bidkeyword", "keywordtext", "bidter
 CLICKS = ("weight", "clicks", "click", "clickcount", "count", "n", "freq", "frequency")
 IMPRESSIONS = ("impressions", "impression", "impr", "impressioncount", "views")
 MATCH_TYPES = ("matchtype", "keywordmatchtype", "bidmatchtype")
-
-_NOT_A_WORD = re.compile(r"[\W_]+")
-
-
-def canonical(header: str) -> str:
-    """A header reduced to its letters and digits, case folded: `Search term`, `SearchTerm`, `search_term`."""
-    return _NOT_A_WORD.sub("", text.key(header))
 
 
 def is_log_header(cells: Sequence[str]) -> bool:

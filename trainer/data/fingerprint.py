@@ -9,8 +9,8 @@ from hashlib import blake2b
 import numpy as np
 import pyarrow as pa
 
+from bidmatch.base.strings import hash64, key_array, mix64
 from trainer.data.dataset import Interactions
-from trainer.data.strings import hash64, key_array, mix64
 
 MATCH_TYPE = "match_type"
 _PAIRS_AT_ONCE = 1 << 21

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from bidmatch.base.reports import is_asin, is_empty
 from bidmatch.base.text import key
-from trainer.data.numbers import is_empty
 
 KEYWORD_TYPES = ("exact", "phrase", "broad")
 
-_WRAPPED = re.compile(r'="(.*)"', re.DOTALL)
 _EXACT = re.compile(r"\[(.*)\]", re.DOTALL)
 _PHRASE = re.compile(r'["“”](.*)["“”]', re.DOTALL)
 _PLUS = re.compile(r"(?<!\S)\+(?=\S)")
@@ -29,19 +28,9 @@ _CATEGORY = re.compile(
     r"\s*(category|brand|price|review|age-range|genre|prime-shipping)\s*[=<>]", re.IGNORECASE
 )
 _THEME = re.compile(r"\s*(keyword-group\s*=|keywords-related-to-|landing-page-related)", re.IGNORECASE)
-_ASIN = re.compile(r"b0[0-9a-z]{8}", re.IGNORECASE)
 _WEB_PAGE = re.compile(
     r"\s*(url|page[ _]title|page[ _]content|category|custom[ _]label)\s*(==|contains|equals)", re.I
 )
-
-
-def unwrap(cell: str) -> str:
-    """A cell without the `="..."` that keeps a spreadsheet from reading it as a number or formula."""
-    cell = cell.strip()
-    wrapped = _WRAPPED.fullmatch(cell)
-    if wrapped is not None:
-        return wrapped[1].replace('""', '"')
-    return cell[1:] if len(cell) > 1 and cell[0] == "'" and cell[1] in "+=@-" else cell
 
 
 @lru_cache(maxsize=1 << 16)
@@ -86,7 +75,7 @@ def no_keyword_reason(target: str, match_type: str) -> str | None:
     squeezed = re.sub(r"[\s_-]+", "", target).casefold()
     if squeezed in _AUTOMATIC or match_type == "targeting_expression_predefined":
         return "target is no keyword: automatic targeting"
-    if _PRODUCT.match(target) or (_ASIN.fullmatch(target.strip()) and not is_keyword):
+    if _PRODUCT.match(target) or (is_asin(target.strip()) and not is_keyword):
         return "target is no keyword: product (ASIN)"
     if _WEB_PAGE.match(target):
         return "target is no keyword: web page (dynamic search ads)"
@@ -96,16 +85,4 @@ def no_keyword_reason(target: str, match_type: str) -> str | None:
         return "target is no keyword: theme"
     if match_type == "targeting_expression":
         return "target is no keyword: product target"
-    return None
-
-
-def hidden_query_reason(query: str) -> str | None:
-    """Why a report row's search term is nothing a person typed, or None."""
-    if _ASIN.fullmatch(query):
-        return "search term is a product (ASIN), not typed text"
-    folded = query.casefold().strip(" ()*")
-    if folded in ("other search terms", "other", "not set", "") and (
-        query[:1] in "(*" or folded == "other search terms"
-    ):
-        return "search term is hidden by the platform"
     return None

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from bidmatch.base.errors import InputError
 from bidmatch.base.input_files import detect_encoding, open_source, undecodable
+from bidmatch.base.strings import key_array, normalise_array
 from trainer.data.lines import line_blocks
-from trainer.data.strings import key_array, normalise_array
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bidmatch.base.errors import InputError
+from bidmatch.base.strings import key_array
 from trainer.data.collect import ALL_BAD_HINT, MAX_WEIGHT, SKIP_HINT, Collector, NumberedFilter, NumberedPairs
 from trainer.data.filters import FilterPairs
 from trainer.data.labels import Labels
-from trainer.data.strings import key_array
 
 EMPTY_QUERY = "the query is empty"
 

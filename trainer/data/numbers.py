@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-EMPTY = frozenset({"", "-", "--", "—", "–", " --", "n/a", "na", "null", "none"})
-
 _PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _GROUPED = re.compile(r"([+-]?\d{1,3})(?:([,.'’ ])\d{3})(?:\2\d{3})*([.,]\d+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
@@ -36,8 +34,3 @@ def parse_number(text: str, *, whole: bool) -> float | None:
     if _DECIMAL_COMMA.fullmatch(text):
         return float(text.replace(",", "."))
     return None
-
-
-def is_empty(text: str) -> bool:
-    """Whether a cell stands for nothing, such as `--`."""
-    return text.strip().casefold() in EMPTY

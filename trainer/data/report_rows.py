@@ -6,22 +6,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
-from trainer.data.keywords import (
-    KEYWORD_TYPES,
-    hidden_query_reason,
-    match_type_name,
-    no_keyword_reason,
-    split_notation,
-    unwrap,
-)
-from trainer.data.numbers import is_empty, parse_number
+from bidmatch.base.reports import COPYRIGHT, TOTAL, hidden_query_reason, is_empty, unwrap
+from trainer.data.keywords import KEYWORD_TYPES, match_type_name, no_keyword_reason, split_notation
+from trainer.data.numbers import parse_number
 from trainer.data.reports import Report
 from trainer.data.rows import RowBuffer
 
 Cell = str | float
 
-_TOTAL = re.compile(r"(grand )?total(s)?\s*(:|$|\b[-–—])", re.IGNORECASE)
-_COPYRIGHT = re.compile(r"(©|\(c\)|copyright\b)", re.IGNORECASE)
 _SPREADSHEET_ERROR = re.compile(r"#(NAME\?|REF!|VALUE!|DIV/0!|N/A|NUM!|NULL!)")
 
 
@@ -115,13 +107,13 @@ def count_of(cell: Cell) -> float | None:
 def _apart(cells: Sequence[Cell], report: Report) -> str | None:
     """Why a row is no data row: a total, a copyright line, the header again; else None."""
     first = next((text for cell in cells if (text := text_of(cell).strip()) and not is_empty(text)), "")
-    if first[:1] in 'Tt"Gg' and _TOTAL.match(first):
+    if first[:1] in 'Tt"Gg' and TOTAL.match(first):
         at = report.layout.phrase
         if at >= len(cells) or is_empty(text_of(cells[at])):
             return "total line"
     if (
         first[:1] in "©(Cc"
-        and _COPYRIGHT.match(first)
+        and COPYRIGHT.match(first)
         and sum(1 for cell in cells if text_of(cell).strip()) == 1
     ):
         return "copyright line"

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bidmatch.base.errors import InputError
-from trainer.data.columns import Layout, canonical, find, find_extras
+from bidmatch.base.reports import (
+    AMAZON,
+    ANY_PLATFORM,
+    FOREIGN_SEARCH_TERMS,
+    GOOGLE,
+    HEADER_WITHIN,
+    MICROSOFT,
+    SEARCH_TERMS,
+    YEAR,
+    canonical,
+)
+from trainer.data.columns import Layout, find, find_extras
 from trainer.data.options import ReadOptions
 
-HEADER_WITHIN = 40
-"""Records of a file among which the header line is looked for."""
-
-_QUERY = ("customersearchterm", "searchterm", "searchquery", "searchterms")
 _PHRASE = (
     "searchkeyword",
     "keyword",
@@ -28,30 +34,6 @@ _CLICKS = ("clicks", "interactions")
 _IMPRESSIONS = ("impr", "impressions")
 _KEYWORD_MATCH = ("searchkeywordmatchtype", "keywordmatchtype", "bidmatchtype", "targetmatchtype")
 _TERM_MATCH = ("matchtype", "searchtermmatchtype", "deliveredmatchtype")
-
-_GOOGLE = frozenset({"addedexcluded", "impr", "searchkeyword", "searchkeywordmatchtype", "currencycode"})
-_MICROSOFT = frozenset(
-    {"deliveredmatchtype", "bidmatchtype", "accountname", "accountnumber", "qualityimpact", "searchquery"}
-)
-_AMAZON = frozenset(
-    {"customersearchterm", "targeting", "portfolioname", "matchedtarget", "clickthrurate", "adproduct"}
-)
-_YEAR = re.compile(r"\b(19|20)\d\d\b")
-_ANY = frozenset(
-    {"campaign", "campaignname", "adgroup", "adgroupname", "cost", "spend", "ctr", "avgcpc", "matchtype"}
-)
-
-_FOREIGN_WORDS = frozenset(
-    canonical(words)
-    for words in """
-        Suchbegriff|Suchanfrage|Kundensuchbegriff|Suchbegriff eines Kunden|Terme de recherche
-        Termes de recherche|Requête de recherche|Término de búsqueda|Términos de búsqueda
-        Término de búsqueda de cliente|Termine di ricerca|Termini di ricerca|Termo de pesquisa
-        Termos de pesquisa|Zoekterm|Zoektermen|検索語句|検索クエリ|カスタマーの検索キーワード|搜索字词|搜索词
-        客户搜索词|Поисковый запрос|Поисковые запросы|Wyszukiwane hasło|Sökterm|Søketerm|Søgeterm|Arama terimi
-    """.replace("\n", "|").split("|")
-    if words.strip()
-)
 
 
 @dataclass(frozen=True)
@@ -91,7 +73,7 @@ def find_report(records: Sequence[tuple[int, list[str]]], options: ReadOptions, 
             return None if platform is None else _report(platform, cells, line, titles, options, file)
         titles.append(" ".join(filled))
         # A date line without quotes falls apart at its commas; a data row is as wide as its header.
-        if not _YEAR.search(titles[-1]):
+        if not YEAR.search(titles[-1]):
             widest_above = max(widest_above, len(filled))
     return None
 
@@ -100,7 +82,7 @@ def _names_query(keys: Sequence[str], cells: Sequence[str], options: ReadOptions
     if options.query_column is not None:
         wanted = canonical(options.query_column)
         return wanted in keys if wanted else options.query_column in cells
-    return any(name in keys for name in _QUERY)
+    return any(name in keys for name in SEARCH_TERMS)
 
 
 def _platform(keys: Sequence[str], titles: Sequence[str]) -> str | None:
@@ -108,16 +90,16 @@ def _platform(keys: Sequence[str], titles: Sequence[str]) -> str | None:
     present = set(keys)
     above = " ".join(titles).casefold()
     marks = {
-        "Google Ads": len(present & _GOOGLE)
+        "Google Ads": len(present & GOOGLE)
         + 2 * ("search terms report" in above and "report name" not in above),
-        "Microsoft Advertising": len(present & _MICROSOFT)
+        "Microsoft Advertising": len(present & MICROSOFT)
         + 3 * ("report name:" in above or "microsoft" in above),
-        "Amazon Ads": len(present & _AMAZON),
+        "Amazon Ads": len(present & AMAZON),
     }
     best = max(marks, key=lambda name: marks[name])
     if marks[best] > 0:
         return best
-    if present & _ANY or any(titles):
+    if present & ANY_PLATFORM or any(titles):
         return "Google Ads" if "campaign" in present else "ads platform"
     return None
 
@@ -125,7 +107,7 @@ def _platform(keys: Sequence[str], titles: Sequence[str]) -> str | None:
 def _report(
     platform: str, headers: list[str], line: int, titles: list[str], options: ReadOptions, file: Path
 ) -> Report:
-    query = find(headers, options.query_column, _QUERY, file)
+    query = find(headers, options.query_column, SEARCH_TERMS, file)
     phrase = find(headers, options.phrase_column, _PHRASE, file)
     names = _IMPRESSIONS if options.weight == "impressions" else _CLICKS
     weight = find(headers, options.weight_column, names, file)
@@ -190,7 +172,7 @@ def explain(records: Sequence[tuple[int, list[str]]], file: Path) -> InputError 
     """The error for what looks like an ads report of another kind or language; None for anything else."""
     for line, cells in records[:HEADER_WITHIN]:
         keys = [canonical(cell) for cell in cells]
-        foreign = [cell.strip() for cell, key in zip(cells, keys, strict=True) if key in _FOREIGN_WORDS]
+        foreign = [cell.strip() for cell, key in zip(cells, keys, strict=True) if key in FOREIGN_SEARCH_TERMS]
         if foreign and len(cells) > 2:
             return InputError(
                 f"this looks like a search terms report whose column names are not English ({foreign[0]})",
@@ -201,10 +183,10 @@ def explain(records: Sequence[tuple[int, list[str]]], file: Path) -> InputError 
             )
         if (
             len(cells) > 2
-            and not any(name in keys for name in _QUERY)
+            and not any(name in keys for name in SEARCH_TERMS)
             and any(name in keys for name in _PHRASE)
         ):
-            known = set(keys) & (_ANY | _GOOGLE | _MICROSOFT | _AMAZON | {"clicks", "impressions"})
+            known = set(keys) & (ANY_PLATFORM | GOOGLE | MICROSOFT | AMAZON | {"clicks", "impressions"})
             if len(known) >= 2:
                 return InputError(
                     "this is a report on keywords without the search terms that people typed",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from bidmatch.base.strings import hash64, mix64
 from trainer.data.dataset import Interactions
-from trainer.data.strings import hash64, mix64
 
 
 def held_out(queries: pa.Array, share: float, seed: int, salt: str) -> np.ndarray:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bidmatch.base.text import key
 from service.scoring import distinct
-from service.scoring.distinct import LogCounts, write_distinct
+from service.scoring.distinct import LogCounts, Shard, write_distinct
 
 
 def by_hand(queries: list[str]) -> list[tuple[str, int]]:
@@ -28,7 +28,8 @@ def by_hand(queries: list[str]) -> list[tuple[str, int]]:
 def found(chunks: list[list[str]], folder: Path) -> tuple[list[tuple[str, int]], LogCounts]:
     counts = LogCounts()
     out = folder / "queries.arrow"
-    write_distinct(chunks, counts, out, folder / "scratch")
+    arrays = [pa.array(chunk, pa.large_string()) for chunk in chunks]
+    write_distinct(arrays, counts, out, folder / "scratch")
     assert not (folder / "scratch").exists()
     with pa.ipc.open_file(str(out)) as reader:
         sizes = [reader.get_batch(n).num_rows for n in range(reader.num_record_batches)]
@@ -83,6 +84,48 @@ def test_a_part_that_ends_where_a_scratch_file_ends(tmp_path: Path) -> None:
     assert found([queries], tmp_path)[0] == [(query, 1) for query in queries]
 
 
+@pytest.mark.parametrize("most", [0, 1 << 23])
+@pytest.mark.parametrize("of", [1, 2, 7])
+def test_shards_and_unordered_queries_are_the_same_ones(
+    tmp_path: Path, most: int, of: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distinct, "_MOST_BYTES", most)
+    rng = np.random.default_rng(1)
+    queries = [*WORDS, *(f"Query {number}" for number in rng.zipf(1.3, 3_000) % 900)]
+    expected = by_hand(queries)
+    for ordered in (True, False):
+        found: list[tuple[str, int]] = []
+        rows = empty = 0
+        for number in range(1, of + 1):
+            chunks = [
+                pa.array(queries[at : at + 800], pa.large_string()) for at in range(0, len(queries), 800)
+            ]
+            counts = LogCounts()
+            shard = Shard(number=number, of=of)
+            out = tmp_path / "out.arrow"
+            write_distinct(chunks, counts, out, tmp_path / "scratch", shard=shard, ordered=ordered)
+            with pa.ipc.open_file(str(out)) as reader:
+                table = reader.read_all()
+            part = list(zip(table["query"].to_pylist(), table["count"].to_pylist(), strict=True))
+            assert counts.read == len(queries)
+            assert counts.distinct == len(part)
+            assert counts.rows == counts.empty + sum(count for _, count in part)
+            if ordered:
+                assert part == [one for one in expected if one in set(part)]
+            found += part
+            rows += counts.rows
+            empty += counts.empty
+        assert sorted(found) == sorted(expected)
+        assert (rows, empty) == (len(queries), sum(not key(query) for query in queries))
+
+
+def test_which_shard_a_query_is_of_is_the_same_on_every_machine() -> None:
+    keys = pa.array(["red shoes", "", "красные кроссовки", "x" * 300], pa.large_string())
+    numbers = np.stack([Shard(number=number, of=8).holds(keys) for number in range(1, 9)])
+    assert numbers.sum(0).tolist() == [1, 1, 1, 1]
+    assert numbers.argmax(0).tolist() == [6, 1, 3, 2]
+
+
 def test_scratch_of_a_killed_run_is_thrown_away(tmp_path: Path) -> None:
     left = tmp_path / "scratch" / "by_key"
     left.mkdir(parents=True)
@@ -93,10 +136,14 @@ def test_scratch_of_a_killed_run_is_thrown_away(tmp_path: Path) -> None:
 GROWTH = """
 import resource, sys
 from pathlib import Path
+import pyarrow as pa
 from service.scoring.distinct import LogCounts, write_distinct
 
 for rows in (50_000, 500_000):
-    chunks = ([f"query number {n}" for n in range(at, at + 10_000)] for at in range(0, rows, 10_000))
+    chunks = (
+        pa.array([f"query number {n}" for n in range(at, at + 10_000)], pa.large_string())
+        for at in range(0, rows, 10_000)
+    )
     counts = LogCounts()
     write_distinct(chunks, counts, Path(sys.argv[1]) / "out", Path(sys.argv[1]) / "scratch")
     print(counts.distinct, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

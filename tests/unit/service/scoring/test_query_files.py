@@ -10,8 +10,8 @@ import pytest
 from bidmatch.base.errors import BidmatchError, ConfigError, InputError
 from bidmatch.base.input_files import HEAD_BYTES
 from service.scoring.layout import Layout, recognise
-from service.scoring.queries import CHUNK_ROWS, BadLines, read_queries
-from service.scoring.source import find_files, open_log
+from service.scoring.queries import CHUNK_ROWS, LINE_CHARS, BadLines, read_queries
+from service.scoring.source import find_files, find_inputs, open_log
 
 THREE = ["red shoes", "blue, wide boots", 'hose 3/4"']
 
@@ -26,7 +26,7 @@ def read(
     moved: list[int] = []
     chunks = list(read_queries(source, layout, bad, moved.append))
     assert sum(moved) == pytest.approx(path.stat().st_size, abs=1)
-    return [query for chunk in chunks for query in chunk], layout, bad
+    return [query for chunk in chunks for query in chunk.to_pylist()], layout, bad
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,9 @@ def test_a_bad_line_stops_or_is_skipped(
         ("a.txt", b"\xff\xfe" + "red\nblue".encode("utf-16-le") + b"\x00", "is no UTF-16 text"),
         ("a.jsonl", b'[{"query": "red"},\n{"query": "blue"}]', "one JSON array"),
         ("a.csv", b"query,Query,n\na,b,1\n", "two columns are named 'query'"),
-        ("report.csv", b"Search terms report\nLast week\nSearch term\tClicks\nred\t1\n", "a table's row"),
+        ("log.tsv", b"red\nblue\tp\ngreen\tp\n", "a table's row"),
         ("a.xlsx", b"PK\x03\x04abc", "an Excel workbook"),
-        ("a.zst", b"(\xb5/\xfdabc", "a Zstandard archive"),
+        ("a.zst", b"(\xb5/\xfdabc", "zstd archive is damaged or cut short"),
         ("a.bin", bytes(range(32)) * 8, "is a binary file"),
         ("a.parquet", b"PAR1 is how it starts", "damaged or cut short"),
         ("a.gz", gzip.compress(b"PAR1abc", mtime=0), "Parquet file inside a gzip"),
@@ -207,7 +207,7 @@ def test_chunks_are_of_bounded_size(tmp_path: Path) -> None:
     source = open_log(path)
     assert source is not None
     sizes = [
-        (len(chunk), sum(map(len, chunk)))
+        (len(chunk), sum(map(len, chunk.to_pylist())))
         for chunk in read_queries(source, recognise(source, None, None), BadLines(False), lambda _: None)
     ]
     assert sizes[0][0] == CHUNK_ROWS
@@ -227,3 +227,132 @@ def test_empty_file_and_folder(tmp_path: Path) -> None:
         find_files(tmp_path / "none")
     with pytest.raises(InputError, match="no such file"):
         open_log(tmp_path / "absent")
+
+
+def zstd(content: bytes) -> bytes:
+    """One frame."""
+    return pa.compress(content, codec="zstd", asbytes=True)
+
+
+def test_all_frames_and_members_are_read(tmp_path: Path) -> None:
+    parts = [f"query {n}\n".encode() * 20_000 for n in range(3)]
+    wanted = [f"query {n}" for n in range(3) for _ in range(20_000)]
+    path = tmp_path / "log"
+    passed_over = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"
+    for content in (
+        b"".join(map(zstd, parts)),
+        passed_over + zstd(parts[0]) + passed_over + zstd(parts[1] + parts[2]),
+        b"".join(map(gzip.compress, parts)),
+    ):
+        path.write_bytes(content)
+        queries, layout, _ = read(path)
+        assert queries == wanted
+        assert "zstd" in layout.name or "gzip" in layout.name
+
+
+@pytest.mark.parametrize("cut", [5, 1000])
+@pytest.mark.parametrize("packing", ["gzip", "zstd"])
+def test_a_cut_archive_is_named(tmp_path: Path, packing: str, cut: int) -> None:
+    path = tmp_path / "a.tsv"
+    lines = "".join(f"query number {n * n}\t1\n" for n in range(100_000)).encode()
+    packed = gzip.compress(lines) if packing == "gzip" else zstd(lines)
+    for left in (packed[:-cut], packed[: len(packed) // 2], packed[:cut]):
+        path.write_bytes(left)
+        with pytest.raises(
+            InputError, match=f"{path}: the {packing} archive is damaged or cut short"
+        ) as told:
+            read(path, skip=True)
+        assert "copy the file again; if it is still being written" in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.tsv", "a.csv", "a.jsonl"])
+def test_a_line_beyond_the_limit_stops_or_is_skipped(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    row = {"a.txt": "{}\n", "a.tsv": "{}\t1\n", "a.csv": '"{}",1\n', "a.jsonl": '{{"query": "{}"}}\n'}[name]
+    header = {"a.txt": "query\n", "a.tsv": "query\tn\n", "a.csv": "query,n\n", "a.jsonl": ""}[name]
+    short = [row.format(f"query {n}") for n in range(5)]
+    long = row.format("x" * (9 * LINE_CHARS))
+    path.write_text(header + "".join([*short[:2], long, *short[2:], "\n" if name == "a.txt" else ""]))
+    line = 3 + bool(header)
+    with pytest.raises(InputError, match=f"line {line}: the line is longer than 1,048,576 characters"):
+        read(path)
+    queries, _, bad = read(path, skip=True)
+    assert queries == [f"query {n}" for n in range(5)] + [""] * (name == "a.txt")
+    assert (bad.count, bad.first.partition(": ")[0]) == (1, f"{path}, line {line}")
+
+
+def test_a_query_beyond_the_limit_in_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"query": ["red", "x" * (LINE_CHARS + 1), "blue"]}), path)
+    with pytest.raises(InputError, match="line 2: the query is longer than 1,048,576 bytes"):
+        read(path)
+    queries, _, bad = read(path, skip=True)
+    assert (queries, bad.count) == (["red", "blue"], 1)
+
+
+def test_bad_lines_far_into_a_file_have_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    lines = [f"query {n}\t{n}" for n in range(300_000)]
+    lines[150_000] = "no tab"
+    lines[299_999] = "two\ttabs\there"
+    lines[200_000] = "na\u00efve\t1"
+    path.write_text("query\tn\n" + "\n".join(lines), encoding="utf-8")
+    with pytest.raises(InputError, match="line 150002: has 1 cells"):
+        read(path)
+    queries, _, bad = read(path, skip=True)
+    assert bad.count == 2
+    assert queries == [line.split("\t")[0] for line in lines if line.count("\t") == 1]
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read(path, skip=True)[0] == queries
+
+
+def test_quoted_cells_across_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    texts = [f"plain {n}" for n in range(100_000)]
+    texts[60_000] = 'in "quotes", with\nanother line'
+    texts[99_999] = "last, of all"
+    cells = ['"' + text.replace('"', '""') + '"' if "," in text else text for text in texts]
+    path.write_text("query,n\n" + "".join(f"{cell},1\n" for cell in cells))
+    assert read(path)[0] == texts
+
+
+def test_folders_in_folders_and_patterns(tmp_path: Path) -> None:
+    names = [
+        "date=2026-01-01/part-0.tsv",
+        "date=2026-01-01/part-1.tsv",
+        "date=2026-01-02/hour=00/part-0.tsv",
+        "date=2026-01-02/_SUCCESS",
+        "date=2026-01-02/.part-0.tsv.crc",
+        "_temporary/0/part-9.tsv",
+        ".hidden/part-9.tsv",
+        "other.txt",
+    ]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+
+    def found(path: str) -> list[str]:
+        return [str(one.relative_to(tmp_path)) for one in find_files(tmp_path / path)]
+
+    assert found(".") == [*names[:3], "other.txt"]
+    assert found("*/*.tsv") == names[:2]
+    assert found("**/*.tsv") == names[:3]
+    assert found("date=*-0[12]") == names[:3]
+    assert found("**") == [*names[:3], "other.txt"]
+    assert found("date=2026-01-0?/_*") == ["date=2026-01-02/_SUCCESS"]
+    with pytest.raises(InputError, match="no file matches this pattern"):
+        found("*.gz")
+    (tmp_path / "a[1].tsv").touch()
+    assert found("a[1].tsv") == ["a[1].tsv"]
+    both = [tmp_path / "date=2026-01-02", tmp_path / "*/part-1.tsv"]
+    assert len(find_inputs(both)) == 2
+    with pytest.raises(InputError, match=r"part-1\.tsv: is among the inputs twice"):
+        find_inputs([*both, tmp_path / "date=2026-01-01"])
+
+
+def test_a_folder_that_links_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "log.tsv").touch()
+    (tmp_path / "a" / "b").symlink_to(tmp_path)
+    with pytest.raises(InputError, match="is a link to a folder that it is in"):
+        find_files(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bidmatch.base.errors import BidmatchError, ConfigError
+from service.scoring.output import Written
 from service.scoring.work import InputRecord, Plan, Work, open_work, work_folder
 
 
@@ -86,6 +87,9 @@ def test_work_is_kept_and_gone_on_with(output: Path, log: Path) -> None:
         {"ef": 3},
         {"rescore": False},
         {"candidates": 50},
+        {"shard": "1/2"},
+        {"unordered": True},
+        {"rows_per_file": 5},
     ],
 )
 def test_another_plan_is_refused_unless_begun_anew(
@@ -207,3 +211,59 @@ def test_a_run_that_was_killed_while_reading_begins_anew_with_any_plan(output: P
     with open_work(output, plan_of(log, k=11), restart=False, overwrite=False) as work:
         assert not work.resumed
         assert not work.part(0).exists()
+
+
+def _write(output: Path, work: Work, files: int) -> None:
+    for number in range(files):
+        (output / f"part-{number:05}.csv").write_text(str(number))
+    work.counts.write_text("{}")
+    work.keep(Written(files=files, part=7, row=2))
+
+
+def test_a_folder_is_gone_on_with_behind_its_last_whole_file(output: Path, log: Path) -> None:
+    plan = plan_of(log, rows_per_file=5)
+    with open_work(output, plan, restart=False, overwrite=False) as work:
+        assert work.open_folder() == Written()
+        _write(output, work, 2)
+        (output / ".part-00002.csv.0a1b2c3d.partial").write_text("half")
+    with open_work(output, plan, restart=False, overwrite=False) as work:
+        assert work.open_folder() == Written(files=2, part=7, row=2)
+        assert names(output) == {"part-00000.csv", "part-00001.csv"}
+        work.seal("{}")
+        work.move_out()
+    assert names(output) == {"part-00000.csv", "part-00001.csv", "_SUCCESS"}
+    assert names(output.parent) == {output.name}
+    with (
+        pytest.raises(BidmatchError, match="already exists"),
+        open_work(output, plan, restart=False, overwrite=False),
+    ):
+        pass
+    with open_work(output, plan, restart=False, overwrite=True) as work:
+        # Until there is something new the old output is whole.
+        assert (output / "_SUCCESS").exists()
+        assert work.open_folder() == Written()
+        assert names(output) == set()
+
+
+def test_a_folder_whose_files_were_taken_away_is_written_anew(output: Path, log: Path) -> None:
+    plan = plan_of(log, rows_per_file=5)
+    with open_work(output, plan, restart=False, overwrite=False) as work:
+        work.open_folder()
+        _write(output, work, 2)
+    (output / "part-00000.csv").unlink()
+    with open_work(output, plan, restart=False, overwrite=False) as work:
+        assert work.open_folder() == Written()
+        assert names(output) == set()
+
+
+def test_a_folder_begun_by_a_run_with_other_options_needs_restart_alone(output: Path, log: Path) -> None:
+    with open_work(output, plan_of(log, rows_per_file=5), restart=False, overwrite=False) as work:
+        work.open_folder()
+        _write(output, work, 2)
+    other = plan_of(log, rows_per_file=6)
+    with pytest.raises(ConfigError), open_work(output, other, restart=False, overwrite=False):
+        pass
+    assert len(names(output)) == 2
+    with open_work(output, other, restart=True, overwrite=False) as work:
+        assert work.open_folder() == Written()
+        assert names(output) == set()

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from bidmatch.base.strings import hash64, key_array, normalise_array
 from bidmatch.base.text import key, normalise
 from trainer.data.read import read_log
-from trainer.data.strings import hash64, key_array, normalise_array
 from trainer.data.write import write_pairs
 
 TEXTS = st.one_of(
