@@ -43,6 +43,12 @@ _FOUND_BLOCK = 1 << 17
 _SAMPLED = 32
 # Between looks at a deployment that answers, and at one that does not; seconds that loading is waited for.
 _LOOK_S, _LOOK_AGAIN_S, _LOAD_S = 1.0, 0.3, 30.0
+# gRPC would wait up to two minutes before it tries again what was gone for long.
+_RECONNECT = {
+    "grpc.initial_reconnect_backoff_ms": 200,
+    "grpc.min_reconnect_backoff_ms": 1_000,
+    "grpc.max_reconnect_backoff_ms": 1_000,
+}
 
 _log = logging.getLogger("bidmatch.milvus")
 
@@ -110,7 +116,12 @@ def connect(uri: str, token: SecretStr | None, timeout: float) -> Any:
     # It logs each failed call with a traceback, beside raising it.
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
     try:
-        return MilvusClient(uri=uri, token="" if token is None else token.get_secret_value(), timeout=timeout)
+        return MilvusClient(
+            uri=uri,
+            token="" if token is None else token.get_secret_value(),
+            timeout=timeout,
+            grpc_options=_RECONNECT,
+        )
     except Exception as error:
         raise _unavailable(uri, error) from error
 

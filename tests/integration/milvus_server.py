@@ -15,7 +15,7 @@ import pytest
 
 from bidmatch.base.files import atomic_dir
 from export.bundle import format as fmt
-from export.bundle.milvus import MilvusAccess
+from export.bundle.milvus import MilvusAccess, connect
 from export.bundle.read import open_bundle
 from export.bundle.write import finish
 
@@ -43,7 +43,15 @@ class MilvusServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        arguments = ["server", "--data-dir", str(self._folder), "--host", "127.0.0.1", "--port", str(self.port)]
+        arguments = [
+            "server",
+            "--data-dir",
+            str(self._folder),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
         self._process = subprocess.Popen(
             [sys.executable, "-c", _RUN, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -51,11 +59,12 @@ class MilvusServer:
         while time.monotonic() < until:
             assert self._process.poll() is None
             try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                connect(self.uri, None, 2).list_collections(timeout=2)
                 return
-            except OSError:
-                time.sleep(0.05)
-        raise AssertionError("Milvus Lite does not listen")
+            except Exception:
+                # This process's connection may still be the one to the server before.
+                time.sleep(0.2)
+        raise AssertionError("Milvus Lite does not answer")
 
     def kill(self) -> None:
         """As a machine that is gone."""
@@ -69,9 +78,7 @@ class MilvusServer:
         self._process.send_signal(signal_number)
 
     def client(self):
-        from pymilvus import MilvusClient
-
-        return MilvusClient(uri=self.uri, timeout=10)
+        return connect(self.uri, None, 10)
 
     def __enter__(self) -> MilvusServer:
         self.start()
