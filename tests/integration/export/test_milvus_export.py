@@ -126,5 +126,5 @@ def test_where_no_milvus_is_nothing_is_exported(small_run: Path, tmp_path: Path,
 
     np.save(tmp_path / VECTORS, np.zeros((1, 4), np.float32))
     target = loading.MilvusTarget(uri="http://127.0.0.1:9")
-    with pytest.raises(IndexUnavailableError, match="127.0.0.1:9 does not answer"):
+    with pytest.raises(IndexUnavailableError, match="does not answer"):
         loading.MilvusLoader(tmp_path, np.zeros((1, 4), np.float32), target, MilvusAccess(), call_seconds=1)

@@ -1,4 +1,4 @@
-"""One suite on both places of an index: a file of the bundle, and Milvus (Milvus Lite, a process of its own)."""
+"""One suite on both places of an index: a file of the bundle, and Milvus (Milvus Lite, by its server)."""
 
 from __future__ import annotations
 

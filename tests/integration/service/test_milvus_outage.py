@@ -1,4 +1,4 @@
-"""A Milvus that vanishes while requests come: 503, readiness false, never another answer; and it comes back."""
+"""A Milvus that vanishes while requests come: 503 and not ready, no wrong answer; and it comes back."""
 
 from __future__ import annotations
 
