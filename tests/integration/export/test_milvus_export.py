@@ -54,7 +54,7 @@ def test_export_serve_and_the_way_back(milvus: MilvusServer, small_run: Path, tm
     log.write_text("query\nred running shoes\ncheap garden hose\n")
     scored = bidmatch("score", "--bundle", out, "--input", log, "--output", tmp_path / "scored.tsv")
     assert scored.returncode == 0, scored.stderr
-    assert bidmatch("inspect", out).returncode == 0
+    assert name in bidmatch("inspect", out).stdout.replace("\n", "")
 
 
 @pytest.mark.parametrize(
