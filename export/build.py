@@ -30,12 +30,14 @@ from export.bundle.format import (
     Manifest,
     Precision,
 )
+from export.bundle.milvus import MilvusAccess
 from export.bundle.weights import BlendRecord
 from export.bundle.write import finish, write_phrases, write_tokenizer
 from export.calibrate import DEPTH as CALIBRATED
 from export.calibrate import calibration_for
-from export.hnsw import RecallTarget, TunedIndex, tune
+from export.hnsw import LADDER, RecallTarget, TunedIndex, tune
 from export.measure import measure, sample_of, texts_of
+from export.milvus import LADDERS, MilvusLoader, MilvusTarget
 from export.onnx_graph import OPSET, export_onnx
 from export.quantise import choose, int8_instructions, processor, quantise, unjudged
 from export.rescoring import Candidates, candidates_for
@@ -72,6 +74,7 @@ class ExportOptions(BaseModel):
             choose on the validation queries.
         candidates: phrases that are re-scored for a query, or its k where that is more; None to choose on the
             validation queries.
+        milvus: where the index goes, if into Milvus; None for a file of the bundle.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -84,6 +87,7 @@ class ExportOptions(BaseModel):
     rescore: bool = True
     half_weight: float | None = Field(None, ge=0, le=2)
     candidates: int | None = Field(None, ge=1)
+    milvus: MilvusTarget | None = None
 
 
 def check_free(out: Path, *, overwrite: bool) -> None:
@@ -121,7 +125,8 @@ def build_bundle(
         overwrite: replace what is there.
 
     Raises:
-        BidmatchError: `out` is taken (see `check_free`), or ONNX does not compute what torch does.
+        BidmatchError: `out` is taken (see `check_free`), ONNX does not compute what torch does, or Milvus
+            failed.
         ConfigError: candidates are asked for, but there is nothing to re-score them with.
     """
     source = _as_asked(source, options)
@@ -133,8 +138,12 @@ def build_bundle(
         write_phrases(folder, source.phrases)
         write_tokenizer(folder, source.tokenizer.to_str())
         encoders = _make_encoders(folder, source, options, threads)
-        tuned = _make_index(source, encoders, options, threads)
-        tuned.index.save_index(str(folder / INDEX))
+        loader = None
+        if options.milvus is not None:
+            loader = MilvusLoader(folder, encoders.labels.narrow, options.milvus, MilvusAccess())
+        tuned = _make_index(source, encoders, options, threads, loader)
+        if loader is None:
+            tuned.index.save_index(str(folder / INDEX))
         quality, rescore = measure(
             folder, source, encoders.chosen, encoders.labels, encoders.candidates, tuned.index, threads
         )
@@ -163,6 +172,7 @@ def build_bundle(
                 ),
                 "encoder": encoders.record,
                 "index": tuned.record,
+                "milvus": None if options.milvus is None else options.milvus.record,
                 "rescore": rescore,
                 "data": source.data,
                 "quality": quality,
@@ -177,6 +187,9 @@ def build_bundle(
                 "licences": source.licences,
             },
         )
+    if loader is not None:
+        # What the alias leads to is whole, and the bundle of its rows is there.
+        loader.flip()
     say(
         f"bundle {manifest.bundle_id}: {manifest.counts.phrases:,} phrases x {manifest.dim}, written to {out}"
     )
@@ -252,16 +265,32 @@ def _make_encoders(folder: Path, source: ExportSource, options: ExportOptions, t
 
 
 def _make_index(
-    source: ExportSource, encoders: _Encoders, options: ExportOptions, threads: int
+    source: ExportSource,
+    encoders: _Encoders,
+    options: ExportOptions,
+    threads: int,
+    loader: MilvusLoader | None,
 ) -> TunedIndex:
     texts, kind = texts_of(source)
     vectors = encoders.labels.narrow
     queries = encoders.chosen.encode([texts[row] for row in sample_of(len(texts), len(vectors))])
+    target = RecallTarget(options.target_recall, options.recall_k, encoders.candidates.count)
+    if loader is not None and options.milvus is not None:
+        ladder = LADDERS[options.milvus.index_type] or LADDER
+        return tune(
+            vectors,
+            queries.narrow,
+            kind,
+            target,
+            threads=threads,
+            build_threads=1,
+            ladder=ladder,
+            build=loader.build,
+        )
     serial = len(vectors) <= _SERIAL_BUILD_UP_TO
     build_threads = options.build_threads or (1 if serial else threads)
     if build_threads > 1:
         say(f"{build_threads} threads build the index: its graph depends on their timing (--build-threads 1)")
-    target = RecallTarget(options.target_recall, options.recall_k, encoders.candidates.count)
     return tune(vectors, queries.narrow, kind, target, threads=threads, build_threads=build_threads)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,6 +139,7 @@ def tune(
     threads: int,
     build_threads: int,
     ladder: Sequence[tuple[int, int]] = LADDER,
+    build: Callable[[int, int], Any] | None = None,
 ) -> TunedIndex:
     """The cheapest index that reaches the target: least M, then least ef; rebuilt with larger M if none does.
 
@@ -150,6 +151,7 @@ def tune(
         threads: of the measurement of recall (latency is measured on one).
         build_threads: of the build.
         ladder: (M, ef_construction) to try, in this order.
+        build: gives an index with `knn_query` and `set_ef` by M and ef_construction; None for hnswlib's.
     """
     k = min(target.k, len(vectors))
     target = RecallTarget(target.recall, k, min(max(k, target.results), len(vectors)))
@@ -158,7 +160,7 @@ def tune(
     best: tuple[Any, CurvePoint, float] | None = None
     for rung in ladder:
         started = time.monotonic()
-        index = build_index(vectors, *rung, threads=build_threads)
+        index = build_index(vectors, *rung, threads=build_threads) if build is None else build(*rung)
         seconds = time.monotonic() - started
         points = _curve(index, vectors, queries, kth_scores, target, rung, threads)
         curve += points

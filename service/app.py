@@ -462,10 +462,12 @@ def _operations(api: FastAPI, app: App) -> None:
         responses={**ok(ref("Readiness"), "They are"), **problem_answers(503)},
     )
     async def readyz() -> Response:
-        """Answers 200 from when the bundle is loaded until the service stops."""
+        """Answers 200 while the bundle is loaded and its index can be searched, until the service stops."""
         if app.matcher.batcher.closed:
             raise ProblemError(503, "stopping", "The service is stopping.")
         engine = app.serving.current.engine
+        if engine.index.failure is not None:
+            raise problems.index_unavailable(engine.index.failure)
         state = {
             "status": "ready",
             "bundle": engine.bundle_id,

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from export.bundle.index import IndexUnavailableError
 from service.engine import Engine
 from service.options import MatchOptions
 from service.priority import give_way
@@ -69,6 +70,8 @@ class Canary:
             started = time.thread_time()
             try:
                 hits, wanted = index_recall(engine, query, options)
+            except IndexUnavailableError:
+                hits = wanted = 0  # it is said elsewhere, and not once a sample
             except Exception:
                 # What failed for this query may have failed its answer, too, which said so.
                 _log.exception("the recall of a query could not be checked")

@@ -23,7 +23,8 @@ from bidmatch.base import text
 from bidmatch.base.errors import ConfigError
 from export.bundle.encoder import CPU, QueryEncoder, QueryVectors, pad
 from export.bundle.format import depth_of
-from export.bundle.index import PhraseIndex
+from export.bundle.index import Index, IndexUnavailableError, PhraseIndex
+from export.bundle.milvus import MilvusAccess, MilvusIndex
 from export.bundle.read import Bundle, open_bundle
 from export.bundle.relevance import Relevance
 from export.bundle.rescore import Rescorer
@@ -57,6 +58,7 @@ class EngineSettings(BaseModel):
         honour_match_types: whether match types and negative keywords are honoured.
         provider: what encodes: `cpu`, `cuda` (refused where there is none) or `auto`, which takes CUDA where
             it works.
+        milvus: how Milvus is reached, for bundles whose index is there.
     """
 
     encoder_threads: int = Field(1, ge=1)
@@ -65,6 +67,7 @@ class EngineSettings(BaseModel):
     candidates: int | None = Field(None, ge=1)
     honour_match_types: bool = True
     provider: Literal["auto", "cpu", "cuda"] = "cpu"
+    milvus: MilvusAccess = Field(default_factory=MilvusAccess)
 
 
 NO_CALIBRATION = (
@@ -81,6 +84,7 @@ class Engine:
 
     Attributes:
         bundle: the bundle: `.manifest`, `.phrases` (Arrow table), `.vectors` (float32 (L, dim)).
+        index: finds the phrases nearest to a vector.
         candidates: least number of phrases that are re-scored for a query; 0: nothing is.
         calibration: from scores to relevance; None where the bundle has none, or has one of re-scored answers
             and nothing is re-scored.
@@ -98,7 +102,9 @@ class Engine:
         self.bundle = bundle
         self.settings = settings
         self.encoder = QueryEncoder.on(bundle, settings.provider, threads=settings.encoder_threads)
-        self.index = PhraseIndex(bundle)
+        self.index: Index = (
+            PhraseIndex(bundle) if bundle.manifest.milvus is None else MilvusIndex(bundle, settings.milvus)
+        )
         self.table = bundle.phrases
         self.keys = PhraseKeys(bundle.lookups.keys, self.table.column("text"))
         self.ids = PhraseIds(bundle.lookups.ids, self.table.column("id"))
@@ -146,10 +152,15 @@ class Engine:
     def measure(self, before: Engine | None = None) -> None:
         """Warm everything up and find out what encoding costs here, tenths of a second for a transformer.
 
+        Where the index does not answer, nothing is found out.
+
         Args:
             before: an engine that knows; its costs are this one's, too, where their encoders are alike.
         """
-        self.match(["warm up"], 10)
+        try:
+            self.match(["warm up"], 10)
+        except IndexUnavailableError:
+            return  # what encoding costs stays unknown
         if before is not None and before.cost is not None and before._encoder_kind == self._encoder_kind:
             self.cost = before.cost
             return

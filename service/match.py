@@ -13,6 +13,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from bidmatch.base import text
+from export.bundle.index import IndexUnavailableError
 from service import problems, schemas
 from service.answers import Answer, answer_each, total
 from service.batcher import Batcher, ClosedError, DeadlineError, Job, QueueFullError
@@ -303,6 +304,9 @@ class Matcher:
             raise ProblemError(
                 504, "deadline", f"Not answered within {timeout * 1e3:g} ms, so it was given up."
             ) from None
+        except IndexUnavailableError as gone:
+            self._telemetry.dropped.labels("index").inc()
+            raise problems.index_unavailable(gone.reason) from None
         except asyncio.CancelledError:
             if client is not None and client.lost:
                 raise ClientLeftError from None

@@ -15,6 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from export.bundle.index import IndexUnavailableError
+
 MEDIA_TYPE = "application/problem+json"
 # Of a name that a client made up.
 SHOWN_CHARS = 100
@@ -148,6 +150,11 @@ async def _on_validation(_: Request, error: Exception) -> Response:
     return invalid(field_errors(error.errors())).response()
 
 
+async def _on_unavailable(_: Request, error: Exception) -> Response:
+    assert isinstance(error, IndexUnavailableError)
+    return index_unavailable(error.reason).response()
+
+
 async def _on_bug(request: Request, error: Exception) -> Response:
     return bug(f"{request.method} {request.url.path}", error).response()
 
@@ -158,9 +165,16 @@ def bug(what: str, error: Exception) -> ProblemError:
     return ProblemError(500, "internal-error", "The service failed; its log says why.")
 
 
+def index_unavailable(reason: str) -> ProblemError:
+    """503: the index is elsewhere and can't be searched now."""
+    detail = f"{reason.rstrip('.')}. It is looked for again and again."
+    return ProblemError(503, "index-unavailable", detail, headers={"Retry-After": "1"})
+
+
 def install(app: FastAPI) -> None:
     """Answer every error of `app` with problem details."""
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_validation)
+    app.add_exception_handler(IndexUnavailableError, _on_unavailable)
     app.add_exception_handler(Exception, _on_bug)

@@ -143,7 +143,7 @@ class Serving:
             stamps: of its files, where another process has verified them just now.
 
         Raises:
-            RefusedError: it is damaged, or fails at the probes; says why.
+            RefusedError: it is damaged, its index does not answer, or it fails at the probes; says why.
         """
         try:
             bundle = open_bundle(path, stamps=stamps)
@@ -152,6 +152,8 @@ class Serving:
             raise RefusedError(error.reason, hint=error.hint) from error
         except (OSError, ValueError) as error:
             raise RefusedError(f"{str(path)!r} cannot be opened: {error}") from error
+        if loaded.engine.index.failure is not None:
+            raise RefusedError(loaded.engine.index.failure)
         if self._store is not None:
             loaded.live = prepared(loaded.engine, self._store)
             loaded.engine.live = loaded.live[0]
@@ -211,9 +213,9 @@ class Serving:
 
     def _probe(self, engine: Engine) -> float | None:
         queries = self.probes.queries()
-        if not queries:
-            return None
         before = self.current.engine
+        if not queries or before.index.failure is not None:
+            return None
         started = time.perf_counter()
         try:
             found, known = engine.match(queries, _PROBE_K), before.match(queries, _PROBE_K)

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from export.bundle.milvus import MilvusAccess, without_credentials
 from service.engine import EngineSettings
 
 # A query that is encoded in less leaves the most of its time to Python.
@@ -83,6 +84,17 @@ class Settings(BaseSettings):
     cache_mb: int = Field(
         64, ge=0, le=1_000_000, description="memory for whole answers in a worker; 0 turns it off"
     )
+    milvus_uri: str | None = Field(
+        None,
+        description="Milvus of a bundle whose index is there, if not where it was exported to; the token is "
+        "read from the environment alone, BIDMATCH_MILVUS_TOKEN",
+    )
+    milvus_timeout_ms: int = Field(
+        500, ge=1, le=3_600_000, description="time a search in Milvus may take; beyond is 503"
+    )
+    milvus_calls: int = Field(
+        32, ge=1, le=10_000, description="most calls to Milvus at once from a worker; others wait"
+    )
     live: Path | None = Field(
         None,
         description="folder that keeps live phrases; without one phrases can't be added, paused or removed",
@@ -137,6 +149,11 @@ class Settings(BaseSettings):
     access_log: bool = Field(False, description="log a line for each request")
     traces: bool = Field(False, description="OpenTelemetry traces; needs the package's extra `traces`")
 
+    @field_validator("milvus_uri")
+    @classmethod
+    def _without_credentials(cls, uri: str | None) -> str | None:
+        return None if uri is None else without_credentials(uri)
+
     @model_validator(mode="after")
     def _queue_holds_a_request(self) -> Settings:
         if self.queue < self.max_queries:
@@ -182,6 +199,9 @@ class Settings(BaseSettings):
             candidates=self.candidates,
             honour_match_types=self.honour_match_types,
             provider=self.provider,
+            milvus=MilvusAccess(
+                uri=self.milvus_uri, timeout_ms=self.milvus_timeout_ms, calls=self.milvus_calls
+            ),
         )
 
     def lines(self) -> list[str]:

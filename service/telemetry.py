@@ -68,7 +68,7 @@ _RATIOS = {
     ),
 }
 _PARTS = {name for part, whole, _ in _RATIOS.values() for name in (part, whole)}
-DROPS = ("queue_full", "deadline", "client_left")
+DROPS = ("queue_full", "deadline", "client_left", "index")
 # The time a series was made is a series of its own, which no one asks for.
 disable_created_metrics()
 
@@ -109,7 +109,7 @@ class Telemetry:
         self._latest: deque[tuple[str, int, int, int]] = deque(maxlen=_LATEST_BATCHES)
         self.dropped = self._counter(
             "dropped",
-            "Requests dropped: the queue was full, the deadline passed, or the client left.",
+            "Requests dropped: queue full, deadline passed, client left, or index gone.",
             ["reason"],
         )
         for reason in DROPS:

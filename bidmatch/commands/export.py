@@ -12,6 +12,7 @@ _EPILOG = """\b
 Examples:
   bidmatch export --checkpoint runs/demo/run --out runs/demo/bundle
   bidmatch export --checkpoint runs/hd --out bundles/hd --target-recall 0.995 --quality-bound 0.2 --overwrite
+  bidmatch export --checkpoint runs/hd --out bundles/hd --index milvus --uri http://milvus:19530
 
 The encoder is written as ONNX and held against torch. Its 8-bit variant serves only where it loses at most
 --quality-bound points of P@1, P@5 and recall@10 on the run's validation queries. M, ef_construction and ef
@@ -69,6 +70,24 @@ not at all.
     help="Phrases to re-score for a query; otherwise the least, from 100 up, that do about as well as more "
     "on the validation queries.",
 )
+@click.option(
+    "--index",
+    "place",
+    type=click.Choice(["hnsw", "milvus"]),
+    default="hnsw",
+    show_default=True,
+    help="Where the index is: in the bundle, or in Milvus at --uri (extra `milvus`). The token is taken from "
+    "BIDMATCH_MILVUS_TOKEN.",
+)
+@click.option("--uri", help="Of the Milvus deployment, such as http://milvus:19530; without credentials.")
+@click.option(
+    "--alias", help="Milvus alias that leads to the new collection when all is there; default: bidmatch."
+)
+@click.option(
+    "--index-type",
+    type=click.Choice(["HNSW", "DISKANN", "AUTOINDEX", "FLAT"]),
+    help="Kind of Milvus' index; default: HNSW.",
+)
 @click.option("--threads", type=click.IntRange(0), default=0, help="CPU threads; 0 (the default): all cores.")
 @click.option(
     "--build-threads",
@@ -88,6 +107,10 @@ def command(
     half_weight: str,
     no_rescore: bool,
     candidates: int | None,
+    place: str,
+    uri: str | None,
+    alias: str | None,
+    index_type: str | None,
     threads: int,
     build_threads: int,
     overwrite: bool,
@@ -107,12 +130,31 @@ def command(
         half_weight=_weight(half_weight),
         rescore=not no_rescore,
         candidates=candidates,
+        milvus=_milvus(place, uri, alias, index_type),
     )
     manifest = build_bundle(from_run(run), out, options, overwrite=overwrite)
     if as_json:
         emit_json(manifest.model_dump(mode="json"))
     else:
         click.echo(f"{out}  {manifest.bundle_id}")
+
+
+def _milvus(place: str, uri: str | None, alias: str | None, index_type: str | None) -> dict[str, str] | None:
+    """Fields of `export.milvus.MilvusTarget`; None where the index is a file.
+
+    Raises:
+        click.UsageError: an option does not fit the others.
+    """
+    given = {"uri": uri, "alias": alias, "index_type": index_type}
+    named = {name: value for name, value in given.items() if value is not None}
+    if place == "hnsw":
+        if named:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in named)
+            raise click.UsageError(f"{flags}: of Milvus alone; add --index milvus")
+        return None
+    if uri is None:
+        raise click.UsageError("--index milvus needs --uri, such as --uri http://milvus:19530")
+    return named
 
 
 def _weight(given: str) -> float | None:

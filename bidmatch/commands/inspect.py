@@ -12,7 +12,7 @@ from bidmatch.base.console import emit_json
 from bidmatch.base.errors import ConfigError
 from bidmatch.base.files import atomic_file, refuse_inside
 from bidmatch.reliability import reliability_page, summary_of
-from export.bundle.format import Manifest
+from export.bundle.format import VECTORS, Manifest, collection_of
 from export.bundle.read import open_bundle, read_manifest
 
 _EPILOG = """\b
@@ -102,6 +102,9 @@ def _summary(path: Path, manifest: Manifest, columns: list[str] | None) -> Table
         "made with": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),
         "measured on": ", ".join(f"{name} {value}" for name, value in manifest.measured_on.items()),
     }
+    if manifest.milvus is not None:
+        where, name = manifest.milvus, collection_of(manifest.files[VECTORS].sha256)
+        rows["index in Milvus"] = f"{where.index_type} at {where.uri}, collection {name}, alias {where.alias}"
     if model.not_in_index:
         rows["not in the index"] = model.not_in_index
     table = _table(f"Bundle {manifest.bundle_id}")

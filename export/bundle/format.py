@@ -3,7 +3,8 @@
 A bundle is an immutable folder: `manifest.json`, `encoder.onnx` (and `encoder.int8.onnx` where quantisation
 was chosen), `tokenizer.json`, `index.hnsw`, `vectors.npy`, `phrases.arrow`, the tables that find phrases by
 id, by key and by words (`ids.npy`, `keys.npy`, `runs.npy`), where the index's results are re-scored with
-wider vectors also `wide.npy` and `wide_scales.npy`, and nothing else.
+wider vectors also `wide.npy` and `wide_scales.npy`, and nothing else. Where Milvus holds the index
+there is no `index.hnsw`.
 """
 
 from __future__ import annotations
@@ -181,6 +182,31 @@ class IndexRecord(_Record):
     curve: list[CurvePoint]
 
 
+MilvusIndexType = Literal["HNSW", "DISKANN", "AUTOINDEX", "FLAT"]
+
+
+class MilvusRecord(_Record):
+    """Where the index is that a bundle has in Milvus, instead of `index.hnsw`.
+
+    Attributes:
+        uri: of the deployment, without credentials; `BIDMATCH_MILVUS_URI` overrides it.
+        alias: what was made to lead to the collection when the bundle was exported.
+        index_type: the kind of Milvus' index.
+    """
+
+    uri: str
+    alias: str
+    index_type: MilvusIndexType
+
+
+def collection_of(vectors_sha256: str) -> str:
+    """Name of the Milvus collection that holds `vectors.npy` of this SHA-256, by row.
+
+    By the vectors, not by the alias, which may lead to those of a later bundle, whose rows are others.
+    """
+    return f"bidmatch_{vectors_sha256[:16]}"
+
+
 def depth_of(k: int, candidates: int, per_match: int) -> int:
     """How many phrases are searched for, and re-scored, for a query that asks for k (see RescoreRecord)."""
     return max(candidates, per_match * k)
@@ -297,7 +323,8 @@ class Manifest(_Record):
         counts: sizes.
         files: every file of the bundle but the manifest.
         encoder: the ONNX encoder.
-        index: the HNSW index.
+        index: the HNSW index; of Milvus' other kinds `ef` is the width of a search, M counts for nothing.
+        milvus: where the index is, if in Milvus; None for `index.hnsw`.
         rescore: how the index's results are re-scored with wider vectors; None where they are not.
         data: what it was trained on.
         quality: measured on this very bundle.
@@ -320,6 +347,7 @@ class Manifest(_Record):
     files: dict[str, FileRecord]
     encoder: EncoderRecord
     index: IndexRecord
+    milvus: MilvusRecord | None = None
     rescore: RescoreRecord | None
     data: DataRecord
     quality: Quality
@@ -328,6 +356,11 @@ class Manifest(_Record):
     versions: dict[str, str]
     licences: list[Licence]
     checksum: Sha256
+
+    @property
+    def index_sha256(self) -> str:
+        """What tells one index over these phrases from another: of `index.hnsw`, or of Milvus' vectors."""
+        return self.files[VECTORS if self.milvus is not None else INDEX].sha256
 
 
 def targets_of(index: IndexRecord, rescore: RescoreRecord | None) -> dict[str, float | int]:

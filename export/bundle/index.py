@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from bidmatch.base.errors import DamagedError
+from bidmatch.base.errors import BidmatchError, DamagedError
 from export.bundle import _native
 from export.bundle.format import INDEX
 from export.bundle.index_file import HEADER_BYTES, IndexHeader
@@ -149,6 +149,67 @@ class Found(NamedTuple):
         return np.asarray(self.encoder + self.classifier)
 
 
+class IndexUnavailableError(BidmatchError):
+    """The index is elsewhere and does not answer now, or not with what belongs to the bundle."""
+
+
+class Index(Protocol):
+    """What finds the phrases nearest to a vector: `PhraseIndex`, or Milvus' (`export.bundle.milvus`).
+
+    Attributes:
+        count: number of phrases, L.
+        dim: width of the vectors.
+        ef: width of a search unless it asks for more.
+    """
+
+    count: int
+    dim: int
+    ef: int
+
+    @property
+    def failure(self) -> str | None:
+        """Why it can't be searched now; None where it can."""
+        ...
+
+    def search(
+        self,
+        vectors: np.ndarray,
+        k: int,
+        *,
+        ef: int | None = None,
+        admitted: Admitted | None = None,
+        off: np.ndarray | None = None,
+        denied: Denied | None = None,
+    ) -> Found:
+        """See `PhraseIndex.search`.
+
+        Raises:
+            ValueError: as there.
+            IndexUnavailableError: it can't be searched now.
+        """
+        ...
+
+    def exact(
+        self,
+        vectors: np.ndarray,
+        k: int,
+        *,
+        admitted: Admitted | None = None,
+        off: np.ndarray | None = None,
+        denied: Denied | None = None,
+    ) -> Found:
+        """See `PhraseIndex.exact`."""
+        ...
+
+    def width(self, ef: int | None, admitted: Admitted | None = None) -> int:
+        """See `PhraseIndex.width`."""
+        ...
+
+    def compares(self, admitted: Admitted | None, ef: int) -> bool:
+        """See `PhraseIndex.compares`."""
+        ...
+
+
 class PhraseIndex:
     """The phrases nearest to a vector. Safe to search from several threads at once: it holds no state.
 
@@ -168,6 +229,7 @@ class PhraseIndex:
     """
 
     def __init__(self, bundle: Bundle):
+        self.failure: str | None = None  # it is in this process
         self.count = bundle.manifest.counts.phrases
         self.dim = bundle.manifest.dim
         self.ef = bundle.manifest.index.ef
@@ -227,7 +289,7 @@ class PhraseIndex:
         if admitted is not None and self.compares(admitted, max(k, self.width(ef))):
             return self.exact(vectors, k, admitted=admitted, off=off, denied=denied)
         found = self._graph.search(
-            self._checked(vectors, k),
+            checked(vectors, k, self.dim),
             min(k, self.count),
             self.width(ef, admitted),
             allowed=None if admitted is None else admitted.bits,
@@ -249,7 +311,7 @@ class PhraseIndex:
     ) -> Found:
         """What `search` would return with perfect recall, by comparing all vectors that are admitted."""
         found = self._graph.exact(
-            self._checked(vectors, k),
+            checked(vectors, k, self.dim),
             min(k, self.count),
             rows=None if admitted is None else admitted.rows,
             allowed=None if admitted is None or admitted.rows is not None else admitted.bits,
@@ -261,10 +323,7 @@ class PhraseIndex:
 
     def width(self, ef: int | None, admitted: Admitted | None = None) -> int:
         """The ef that a search runs with which asks for `ef`, unless it asks for more phrases than that."""
-        width = max(self.ef, ef or 0)
-        if admitted is not None:
-            width = int(width * min(_WIDER, self.count / max(1, admitted.count)))
-        return min(width, self.count)
+        return width_of(max(self.ef, ef or 0), self.count, admitted)
 
     def compares(self, admitted: Admitted | None, ef: int) -> bool:
         """Whether a search of this width compares all admitted rows, for they are few."""
@@ -272,12 +331,25 @@ class PhraseIndex:
             return False
         return admitted.count**2 <= _COMPARED * ef * self.count
 
-    def _checked(self, vectors: np.ndarray, k: int) -> np.ndarray:
-        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-        if k < 1:
-            raise ValueError(f"k must be at least 1, not {k}")
-        if vectors.ndim != 2 or vectors.shape[1] != self.dim:
-            raise ValueError(f"vectors of shape {vectors.shape} do not fit an index of width {self.dim}")
-        if not np.isfinite(vectors).all():
-            raise ValueError("vectors must be finite")
-        return vectors
+
+def width_of(ef: int, count: int, admitted: Admitted | None) -> int:
+    """The width of a search of `count` rows that asks for `ef`: wider where rows are left out."""
+    if admitted is not None:
+        ef = int(ef * min(_WIDER, count / max(1, admitted.count)))
+    return min(ef, count)
+
+
+def checked(vectors: np.ndarray, k: int, dim: int) -> np.ndarray:
+    """Vectors to search with, as float32 (n, dim), C-contiguous.
+
+    Raises:
+        ValueError: k < 1, or they have the wrong shape or are not finite.
+    """
+    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+    if k < 1:
+        raise ValueError(f"k must be at least 1, not {k}")
+    if vectors.ndim != 2 or vectors.shape[1] != dim:
+        raise ValueError(f"vectors of shape {vectors.shape} do not fit an index of width {dim}")
+    if not np.isfinite(vectors).all():
+        raise ValueError("vectors must be finite")
+    return vectors

@@ -197,7 +197,8 @@ def verify_folder(path: Path, *, stamps: Mapping[str, tuple[int, ...]] | None = 
         wide = _read_wide(path, manifest, files)
         lookups = Lookups(*(_read_lookup(path, manifest, files[name], name) for name in LOOKUPS))
         _check_lookups(path, phrases, lookups)
-        _check_index(path, manifest, files[INDEX], vectors)
+        if INDEX in files:
+            _check_index(path, manifest, files[INDEX], vectors)
     except BaseException:
         for stream in files.values():
             stream.close()
@@ -252,6 +253,7 @@ def _check_agreement(path: Path, manifest: Manifest) -> None:
     names = set(manifest.files)
     wanted = REQUIRED_FILES | ({ENCODER_INT8} if manifest.encoder.precision == "int8" else set())
     wanted |= WIDE_FILES if manifest.rescore is not None else set()
+    wanted -= {INDEX} if manifest.milvus is not None else set()
     if names != wanted:
         _damaged(
             path, f"{MANIFEST} lists {', '.join(sorted(names))}; there should be {', '.join(sorted(wanted))}"

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from bidmatch.base.console import Step, progress, say
 from bidmatch.base.errors import BidmatchError, ConfigError
 from bidmatch.base.files import atomic_file, refuse_inside
-from export.bundle.format import INDEX
 from export.bundle.read import read_manifest
 from service.engine import Engine, EngineSettings
 from service.scoring.distinct import PART_QUERIES, LogCounts, Shard, write_distinct
@@ -122,7 +121,7 @@ def score_log(options: ScoreOptions) -> Summary:
     refuse_inside(options.output, options.bundle, "bundle")
     plan = Plan(
         bundle_id=manifest.bundle_id,
-        index_sha256=manifest.files[INDEX].sha256,
+        index_sha256=manifest.index_sha256,
         inputs=[InputRecord.of(file) for file in files],
         query_column=options.query_column,
         encoding=options.encoding,
@@ -203,7 +202,7 @@ def _run(options: ScoreOptions, plan: Plan, files: list[Path], work: Work, start
         honour_match_types=options.honour_match_types,
     )
     engine = Engine.load(options.bundle, settings)
-    if engine.bundle.manifest.files[INDEX].sha256 != plan.index_sha256 or engine.bundle_id != plan.bundle_id:
+    if engine.bundle.manifest.index_sha256 != plan.index_sha256 or engine.bundle_id != plan.bundle_id:
         raise ConfigError(f"{options.bundle} was replaced just now", hint="Run the command again.")
     least = engine.least_score(options.min_score, options.min_relevance)
     if work.resumed:

@@ -192,6 +192,7 @@ class Declared:
     training: set[str]
     client: set[str]
     traces: set[str]
+    milvus: set[str]
 
 
 def declared() -> Declared:
@@ -202,7 +203,8 @@ def declared() -> Declared:
 
     extras = project["optional-dependencies"]
     return Declared(
-        names(project["dependencies"]), *(names(extras[extra]) for extra in ("train", "client", "traces"))
+        names(project["dependencies"]),
+        *(names(extras[extra]) for extra in ("train", "client", "traces", "milvus")),
     )
 
 
@@ -233,6 +235,8 @@ def test_every_imported_package_is_declared_where_it_is_needed() -> None:
             allowed = known.serving if within(module, *SERVING) else known.serving | known.training
             if within(module, "bidmatch.client"):
                 allowed = known.client
+            if module in ("export.bundle.milvus", "export.milvus") and one.lazy:
+                allowed = allowed | known.milvus
             if module == "service.traces" and one.lazy:
                 allowed = known.serving | known.traces
             if not named & allowed:
@@ -241,14 +245,21 @@ def test_every_imported_package_is_declared_where_it_is_needed() -> None:
 
 
 def test_what_an_extra_alone_brings_is_imported_only_where_it_is_asked_for() -> None:
-    """The service starts without OpenTelemetry, and the client's HTTP library is its own."""
-    for package, home in (("opentelemetry", "service.traces"), ("httpx", "bidmatch.client")):
+    """The service starts without OpenTelemetry or pymilvus, and the client's HTTP library is its own."""
+    homes = {
+        "opentelemetry": ("service.traces",),
+        "httpx": ("bidmatch.client",),
+        "pymilvus": ("export.bundle.milvus", "export.milvus"),
+    }
+    for package, home in homes.items():
         users = {module for module in MODULES for one in imports(module) if within(one.module, package)}
         assert users
-        assert all(within(user, home) for user in users), users
+        assert all(within(user, *home) for user in users), users
     for module in ("service.app", "service.worker", "bidmatch.commands.serve"):
         everything = reached(module, lazy=False)
-        assert not [path for name, path in everything.items() if within(name, "opentelemetry", "httpx")]
+        assert not [
+            path for name, path in everything.items() if within(name, "opentelemetry", "httpx", "pymilvus")
+        ]
 
 
 def test_a_missing_package_of_training_is_known_as_one() -> None:
