@@ -117,7 +117,7 @@ def score_part(engine: Engine, queries: pa.RecordBatch, k: int, min_score: float
     texts = queries.column("query").to_pylist()
     owners: list[np.ndarray] = []
     found: list[Matches] = []
-    for members in _batches(np.fromiter(map(len, texts), np.int64, len(texts))):
+    for members in batches(np.fromiter(map(len, texts), np.int64, len(texts))):
         matches = engine.match([texts[member] for member in members], k, min_score)
         owners.append(np.repeat(members, np.diff(matches.offsets)))
         found.append(matches)
@@ -146,8 +146,12 @@ def score_part(engine: Engine, queries: pa.RecordBatch, k: int, min_score: float
     return pa.table(columns, schema=result_schema(engine))
 
 
-def _batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Indices (int64) of texts in batches of like lengths, fewer where texts are long."""
+def batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Indices (int64) of texts in batches of like lengths, fewer where texts are long.
+
+    Args:
+        lengths: int64 (n,), characters of each text.
+    """
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), BATCH_QUERIES):
         members = order[start : start + BATCH_QUERIES]
