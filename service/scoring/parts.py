@@ -138,7 +138,11 @@ def score_part(engine: Engine, queries: pa.RecordBatch, k: int, min_score: float
 
 
 def batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Indices (int64) of texts in batches of like lengths, fewer where texts are long."""
+    """Indices (int64) of texts in batches of like lengths, fewer where texts are long.
+
+    Args:
+        lengths: int64 (n,), characters of each text.
+    """
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), BATCH_QUERIES):
         members = order[start : start + BATCH_QUERIES]
