@@ -49,9 +49,12 @@ def test_what_concerns_the_engine_reaches_it() -> None:
         "honour_match_types": False,
         "provider": "auto",
     }
-    engine = settings(**given).engine()
-    assert engine.model_dump() == given
-    assert set(type(engine).model_fields) == set(given)
+    milvus = {"uri": "http://milvus:19530", "timeout_ms": 70, "calls": 3}
+    from_environment = {"token": None}
+    named = {f"milvus_{name}": value for name, value in milvus.items()}
+    engine = settings(**given, **named).engine()
+    assert engine.model_dump() == {**given, "milvus": milvus | from_environment}
+    assert set(type(engine).model_fields) == {*given, "milvus"}
 
 
 def test_it_is_open_to_this_machine_alone_unless_told_otherwise() -> None:
