@@ -30,7 +30,7 @@ from export.bundle.format import (
     Manifest,
     Precision,
 )
-from export.bundle.milvus import MilvusAccess
+from export.bundle.milvus_client import MilvusAccess
 from export.bundle.weights import BlendRecord
 from export.bundle.write import finish, write_phrases, write_tokenizer
 from export.calibrate import DEPTH as CALIBRATED

@@ -14,7 +14,7 @@ from bidmatch.base.console import progress, say
 from bidmatch.base.errors import BidmatchError
 from bidmatch.base.files import sha256_file
 from export.bundle.format import VECTORS, MilvusIndexType, MilvusRecord, collection_of
-from export.bundle.milvus import (
+from export.bundle.milvus_client import (
     ROW,
     VECTOR,
     MilvusAccess,
@@ -154,7 +154,7 @@ class MilvusLoader:
         return MilvusGraph(self)
 
     def nearest(self, queries: np.ndarray, k: int, width: int) -> np.ndarray:
-        """See `export.bundle.milvus.nearest`."""
+        """See `export.bundle.milvus_client.nearest`."""
         params = search_params(self._target.index_type, width)
         return self._do(lambda: nearest(self._client, self.collection, queries, k, params, self._seconds))
 

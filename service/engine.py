@@ -24,7 +24,8 @@ from bidmatch.base.errors import ConfigError
 from export.bundle.encoder import CPU, QueryEncoder, QueryVectors, pad
 from export.bundle.format import depth_of
 from export.bundle.index import Index, IndexUnavailableError, PhraseIndex
-from export.bundle.milvus import MilvusAccess, MilvusIndex
+from export.bundle.milvus import MilvusIndex
+from export.bundle.milvus_client import MilvusAccess
 from export.bundle.read import Bundle, open_bundle
 from export.bundle.relevance import Relevance
 from export.bundle.rescore import Rescorer

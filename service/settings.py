@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from export.bundle.milvus import MilvusAccess, without_credentials
+from export.bundle.milvus_client import MilvusAccess, without_credentials
 from service.engine import EngineSettings
 
 # A query that is encoded in less leaves the most of its time to Python.

@@ -51,18 +51,34 @@ def _topk_block(queries: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.nd
     rows = np.empty((n, 0), dtype=np.int64)
     scores = np.empty((n, 0), dtype=np.float32)
     for start in range(0, len(vectors), _ROW_BLOCK):
-        new = queries @ vectors[start : start + _ROW_BLOCK].T
-        take = min(k, new.shape[1])
-        best = np.argpartition(-new, take - 1, axis=1)[:, :take]
-        last = np.take_along_axis(new, best, axis=1).min(axis=1)
-        # Where more rows tie for the last places than there are places, the partition takes any of them.
-        for query in np.flatnonzero((new >= last[:, None]).sum(axis=1) > take):
-            best[query] = np.argsort(-new[query], kind="stable")[:take]
-        rows = np.concatenate([rows, best + start], axis=1)
-        scores = np.concatenate([scores, np.take_along_axis(new, best, axis=1)], axis=1)
-        order = np.lexsort((rows, -scores), axis=1)[:, :k]
-        rows, scores = np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
+        block = vectors[start : start + _ROW_BLOCK]
+        numbers = np.arange(start, start + len(block))
+        rows, scores = merged_topk(rows, scores, numbers, queries @ block.T, k)
     return rows, scores
+
+
+def merged_topk(
+    rows: np.ndarray, scores: np.ndarray, numbers: np.ndarray, new: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k best of those so far and of a block, best first, equal scores by row.
+
+    Args:
+        rows: int64 (n, c), the best so far.
+        scores: float32 (n, c), theirs.
+        numbers: int64 (m,), rows of the block, ascending and beyond those so far; m >= 1.
+        new: float32 (n, m), their scores.
+        k: at least 1.
+    """
+    take = min(k, new.shape[1])
+    best = np.argpartition(-new, take - 1, axis=1)[:, :take]
+    last = np.take_along_axis(new, best, axis=1).min(axis=1)
+    # Where more rows tie for the last places than there are places, the partition takes any of them.
+    for query in np.flatnonzero((new >= last[:, None]).sum(axis=1) > take):
+        best[query] = np.argsort(-new[query], kind="stable")[:take]
+    rows = np.concatenate([rows, numbers[best]], axis=1)
+    scores = np.concatenate([scores, np.take_along_axis(new, best, axis=1)], axis=1)
+    order = np.lexsort((rows, -scores), axis=1)[:, :k]
+    return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
 
 class Admitted:

@@ -14,24 +14,35 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
-from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from bidmatch.base.errors import ConfigError, MissingDependencyError
-from export.bundle.format import VECTORS, MilvusIndexType, collection_of
-from export.bundle.index import Admitted, Denied, Found, IndexUnavailableError, checked, width_of
+from export.bundle.format import VECTORS, collection_of
+from export.bundle.index import (
+    Admitted,
+    Denied,
+    Found,
+    IndexUnavailableError,
+    checked,
+    merged_topk,
+    width_of,
+)
+from export.bundle.milvus_client import (
+    MilvusAccess,
+    connect,
+    difference,
+    nearest,
+    search_params,
+    unavailable,
+)
 from export.bundle.read import Bundle
 from export.bundle.weights import narrow_weights
 
-ROW, VECTOR = "id", "vector"
-
 Result = TypeVar("Result")
 
-# Milvus gives no more results than that, and searches no wider than that.
-_MOST_RESULTS, _MOST_WIDTH = 16_384, 32_768
+# Milvus gives no more results than that.
+_MOST_RESULTS = 16_384
 # Beyond k, so that of phrases with one score those of least row are among the found.
 _SPARE = 16
 _DEEPER = 4
@@ -40,188 +51,9 @@ _COMPARED_ROWS = 20_000
 _ROW_BLOCK, _QUERY_BLOCK = 32_768, 64
 # Found rows whose vectors are read at once.
 _FOUND_BLOCK = 1 << 17
-_SAMPLED = 32
 # Between looks at a deployment that answers, and at one that does not; seconds that loading is waited for.
 _LOOK_S, _LOOK_AGAIN_S, _LOAD_S = 1.0, 0.3, 30.0
-# gRPC would wait up to two minutes before it tries again what was gone for long.
-_RECONNECT = {
-    "grpc.initial_reconnect_backoff_ms": 200,
-    "grpc.min_reconnect_backoff_ms": 1_000,
-    "grpc.max_reconnect_backoff_ms": 1_000,
-}
-
 _log = logging.getLogger("bidmatch.milvus")
-
-
-class MilvusAccess(BaseSettings):
-    """How Milvus is reached, from `BIDMATCH_MILVUS_*`; the token from nowhere else.
-
-    Attributes:
-        uri: of the deployment; None for the one that the bundle was exported to.
-        token: `user:password` or an API key.
-        timeout_ms: time that a search may take.
-        calls: most calls at once from this process.
-    """
-
-    model_config = SettingsConfigDict(env_prefix="BIDMATCH_MILVUS_", extra="forbid", frozen=True)
-
-    uri: str | None = None
-    token: SecretStr | None = None
-    timeout_ms: int = Field(500, ge=1, le=3_600_000)
-    calls: int = Field(32, ge=1, le=10_000)
-
-    @field_validator("uri")
-    @classmethod
-    def _without_credentials(cls, uri: str | None) -> str | None:
-        return None if uri is None else without_credentials(uri)
-
-
-def without_credentials(uri: str) -> str:
-    """The URI, if it has no user name or password in it: it is written into bundles and logs.
-
-    Raises:
-        ValueError: it has.
-    """
-    try:
-        parts = urlsplit(uri)
-    except ValueError:
-        raise ValueError("is no URI") from None
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise ValueError(
-            "must be a scheme, a host and a port alone; put user:password or the API key into "
-            "BIDMATCH_MILVUS_TOKEN"
-        )
-    return uri
-
-
-def connect(uri: str, token: SecretStr | None, timeout: float) -> Any:
-    """A `pymilvus.MilvusClient`; to be made in the process that uses it.
-
-    Args:
-        uri: of the deployment, or a file's path for Milvus Lite.
-        token: see `MilvusAccess`.
-        timeout: seconds that connecting may take.
-
-    Raises:
-        MissingDependencyError: pymilvus is not installed.
-        IndexUnavailableError: Milvus does not answer, or not to us.
-    """
-    try:
-        from pymilvus import MilvusClient
-    except ImportError as missing:
-        raise MissingDependencyError(
-            "an index in Milvus needs the package pymilvus, which is not installed",
-            hint="Install the extra: pip install '.[milvus]' in bidmatch's folder",
-        ) from missing
-    # It logs each failed call with a traceback, beside raising it.
-    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-    try:
-        return MilvusClient(
-            uri=uri,
-            token="" if token is None else token.get_secret_value(),
-            timeout=timeout,
-            grpc_options=_RECONNECT,
-        )
-    except Exception as error:
-        raise _unavailable(uri, error) from error
-
-
-def _unavailable(uri: str, error: Exception) -> IndexUnavailableError:
-    reason = str(getattr(error, "message", "") or error).splitlines()
-    return IndexUnavailableError(
-        f"Milvus at {uri} does not answer: {reason[0] if reason else type(error).__name__}",
-        hint="Is it running, and is BIDMATCH_MILVUS_TOKEN right? BIDMATCH_MILVUS_URI says where else it is.",
-    )
-
-
-def search_params(index_type: MilvusIndexType, width: int) -> dict[str, Any]:
-    """What Milvus' search of this kind of index takes to be so wide."""
-    width = min(width, _MOST_WIDTH)
-    params = {"HNSW": {"ef": width}, "DISKANN": {"search_list": width}}.get(index_type, {})
-    return {"metric_type": "IP", "params": params}
-
-
-def nearest(
-    client: Any,
-    collection: str,
-    vectors: np.ndarray,
-    limit: int,
-    params: dict[str, Any],
-    timeout: float,
-) -> np.ndarray:
-    """What Milvus finds, best first: rows, int64 (n, limit), -1 where they are fewer.
-
-    Args:
-        client: see `connect`.
-        collection: loaded.
-        vectors: float32 (n, dim).
-        limit: results for each.
-        params: see `search_params`.
-        timeout: seconds.
-
-    Raises:
-        Exception: whatever pymilvus raises.
-    """
-    hits = client.search(
-        collection,
-        data=list(vectors),
-        anns_field=VECTOR,
-        limit=limit,
-        search_params=params,
-        output_fields=[ROW],
-        timeout=timeout,
-        # Nothing is written to it any more.
-        consistency_level="Eventually",
-    )
-    rows = np.full((len(vectors), limit), -1, np.int64)
-    for at, found in enumerate(hits):
-        rows[at, : len(found)] = [hit[ROW] for hit in found]
-    return rows
-
-
-def count_rows(client: Any, collection: str, timeout: float, condition: str = "") -> int:
-    """Rows of a loaded collection that fulfil a condition, those just written included.
-
-    Raises:
-        Exception: whatever pymilvus raises.
-    """
-    (answer,) = client.query(
-        collection,
-        filter=condition,
-        output_fields=["count(*)"],
-        consistency_level="Strong",
-        timeout=timeout,
-    )
-    return int(answer["count(*)"])
-
-
-def difference(client: Any, collection: str, vectors: np.ndarray, timeout: float) -> str | None:
-    """Why a loaded collection is not `vectors` row by row, by its count and a sample; None where it is.
-
-    Args:
-        client: see `connect`.
-        collection: loaded.
-        vectors: float32 (L, dim).
-        timeout: seconds of each call.
-
-    Raises:
-        Exception: whatever pymilvus raises.
-    """
-    count = count_rows(client, collection, timeout)
-    if count != len(vectors):
-        return f"{collection} has {count:,} vectors, not {len(vectors):,}"
-    sample = np.unique(np.linspace(0, len(vectors) - 1, _SAMPLED).astype(np.int64)).tolist()
-    found = client.query(
-        collection,
-        filter=f"{ROW} in {sample}",
-        output_fields=[ROW, VECTOR],
-        consistency_level="Strong",
-        timeout=timeout,
-    )
-    held = {int(one[ROW]): np.asarray(one[VECTOR], np.float32) for one in found}
-    if sorted(held) != sample or not all(np.array_equal(held[row], vectors[row]) for row in sample):
-        return f"{collection} holds other vectors than the bundle"
-    return None
 
 
 class MilvusIndex:
@@ -294,7 +126,7 @@ class MilvusIndex:
         except IndexUnavailableError as error:
             self._failure = error.reason
         except Exception as error:
-            self._failure = _unavailable(self._uri, error).reason
+            self._failure = unavailable(self._uri, error).reason
         else:
             if self._failure is not None:
                 _log.warning("Milvus at %s answers again", self._uri)
@@ -420,10 +252,15 @@ class MilvusIndex:
             raise IndexUnavailableError(self._failure)
         if not self._calls.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise IndexUnavailableError(self._busy)
+        left = deadline - time.monotonic()
         try:
-            result = call(self._client, max(1e-3, deadline - time.monotonic()))
+            result = call(self._client, max(1e-3, left))
         except Exception as error:
-            raise self._failed(_unavailable(self._uri, error).reason) from error
+            reason = unavailable(self._uri, error).reason
+            if left < self._timeout / 2:
+                # It had waited here for long: that says nothing of Milvus.
+                raise IndexUnavailableError(reason) from error
+            raise self._failed(reason) from error
         finally:
             self._calls.release()
         self._answered = time.monotonic()
@@ -474,22 +311,17 @@ class MilvusIndex:
         off: np.ndarray | None,
         denied: Denied | None,
     ) -> Found:
-        best = _nothing(len(queries), k)
-        split = self._split
+        n = len(queries)
+        best = np.empty((n, 0), np.int64), np.empty((n, 0), np.float32)
         for block, held in self._blocks(admitted, off):
-            encoder, classifier = self._clipped(
-                queries[:, :split] @ held[:, :split].T, queries[:, split:] @ held[:, split:].T
-            )
-            rows = np.broadcast_to(block, encoder.shape)
+            scores = queries @ held.T
             if denied is not None:
-                rows = self._without(rows, None, None, denied)
-            best = _ordered(
-                np.concatenate([best.rows, rows], axis=1),
-                np.concatenate([best.encoder, encoder], axis=1),
-                np.concatenate([best.classifier, classifier], axis=1),
-                k,
-            )
-        return best
+                rows = self._without(np.broadcast_to(block, scores.shape), None, None, denied)
+                scores[rows < 0] = -np.inf
+            # Some more than k, for the parts, once clipped, may order near ones otherwise.
+            best = merged_topk(*best, block, scores, k + _SPARE)
+        rows, scores = best
+        return self._best(queries, np.where(np.isneginf(scores), -1, rows), k)
 
     def _blocks(
         self, admitted: Admitted | None, off: np.ndarray | None

@@ -131,10 +131,10 @@ class ReportRows:
         return reason is not None
 
     def _is_total(self, first: str, texts: Sequence[str]) -> bool:
-        if ":" in first:
-            return True
         if self._keyword is not None:
             return self._keyword >= len(texts) or is_empty(texts[self._keyword])
+        if ":" in first:
+            return True
         others = (text for text in texts if text != first and not is_empty(text))
         return not any(character.isalpha() for text in others for character in text)
 

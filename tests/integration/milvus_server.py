@@ -15,7 +15,7 @@ import pytest
 
 from bidmatch.base.files import atomic_dir
 from export.bundle import format as fmt
-from export.bundle.milvus import MilvusAccess, connect
+from export.bundle.milvus_client import MilvusAccess, connect
 from export.bundle.read import open_bundle
 from export.bundle.write import finish
 

@@ -235,7 +235,7 @@ def test_every_imported_package_is_declared_where_it_is_needed() -> None:
             allowed = known.serving if within(module, *SERVING) else known.serving | known.training
             if within(module, "bidmatch.client"):
                 allowed = known.client
-            if module in ("export.bundle.milvus", "export.milvus") and one.lazy:
+            if module in ("export.bundle.milvus_client", "export.milvus") and one.lazy:
                 allowed = allowed | known.milvus
             if module == "service.traces" and one.lazy:
                 allowed = known.serving | known.traces
@@ -249,7 +249,7 @@ def test_what_an_extra_alone_brings_is_imported_only_where_it_is_asked_for() -> 
     homes = {
         "opentelemetry": ("service.traces",),
         "httpx": ("bidmatch.client",),
-        "pymilvus": ("export.bundle.milvus", "export.milvus"),
+        "pymilvus": ("export.bundle.milvus_client", "export.milvus"),
     }
     for package, home in homes.items():
         users = {module for module in MODULES for one in imports(module) if within(one.module, package)}

@@ -16,7 +16,8 @@ from milvus_server import MilvusServer
 from bidmatch.base.errors import BidmatchError
 from export.bundle.encoder import QueryEncoder
 from export.bundle.format import VECTORS, collection_of
-from export.bundle.milvus import MilvusAccess, MilvusIndex
+from export.bundle.milvus import MilvusIndex
+from export.bundle.milvus_client import MilvusAccess
 from export.bundle.read import open_bundle
 
 

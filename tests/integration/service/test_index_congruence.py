@@ -18,7 +18,8 @@ from milvus_server import MilvusServer, in_milvus
 from bidmatch.base.files import atomic_dir
 from export.bundle import format as fmt
 from export.bundle.index import Admitted, Denied, Index, PhraseIndex, exact_topk, pack
-from export.bundle.milvus import MilvusAccess, MilvusIndex
+from export.bundle.milvus import MilvusIndex
+from export.bundle.milvus_client import MilvusAccess
 from export.bundle.read import open_bundle
 from export.bundle.write import create_vectors, finish, write_phrases
 
