@@ -114,13 +114,9 @@ def tight_loop(bundle: Path, queries: Path, threads: int) -> float:
 def write_queries(log: Path, path: Path, folder: Path) -> None:
     """The distinct queries of a log as a run divides them into parts."""
     from service.scoring.distinct import LogCounts, write_distinct
-    from service.scoring.layout import recognise
-    from service.scoring.queries import BadLines, read_queries
-    from service.scoring.source import open_log
+    from service.scoring.queries import BadLines, read_log
 
-    source = open_log(log)
-    assert source is not None
-    chunks = read_queries(source, recognise(source, None, None), BadLines(False), lambda _: None)
+    chunks = read_log([log], None, None, BadLines(False), lambda _: None)
     write_distinct(chunks, LogCounts(), path, folder / "scratch")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,10 +18,9 @@ from bidmatch.base.errors import ConfigError
 from service.engine import Engine
 from service.options import MatchOptions
 from service.scoring.distinct import LogCounts, write_distinct
-from service.scoring.layout import recognise
-from service.scoring.parts import batches
-from service.scoring.queries import BadLines, read_queries
-from service.scoring.source import find_inputs, open_log
+from service.scoring.parts import each_part, matches_of
+from service.scoring.queries import BadLines, read_log
+from service.scoring.source import find_inputs
 
 By = Literal["id", "text"]
 _SAMPLED = 10_000
@@ -180,7 +177,6 @@ def compare(
     if min_score is not None and not math.isfinite(min_score):
         raise ConfigError(f"a least score of {min_score} says nothing", hint="Scores are in -2 to 2.")
     files = find_inputs(logs)
-    sources = [source for source in map(open_log, files) if source is not None]
     engines = Engine.load(a), Engine.load(b)
     if by is None:
         # Some rows, evenly spread, tell: all ids of a large bundle would be gigabytes of Python's strings.
@@ -191,40 +187,18 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="bidmatch-diff-") as scratch:
         queries = Path(scratch) / "queries.arrow"
         with progress("reading", sum(file.stat().st_size for file in files), "bytes") as step:
-            chunks = (
-                chunk
-                for source in sources
-                for chunk in read_queries(
-                    source, recognise(source, query_column, None), BadLines(skip=False), step.advance
-                )
-            )
+            chunks = read_log(files, query_column, None, BadLines(skip=False), step.advance)
             write_distinct(chunks, counts, queries, Path(scratch) / "work")
 
-        def part(batch: pa.RecordBatch) -> tuple[int, np.ndarray]:
+        def part(_: int, batch: pa.RecordBatch) -> tuple[int, np.ndarray]:
             texts = batch.column("query").to_pylist()
             of_a, of_b = (_answers(engine, texts, options, by) for engine in engines)
             return len(texts), tally(of_a, of_b, batch.column("count").to_numpy())
 
-        with (
-            pa.memory_map(str(queries)) as mapped,
-            progress("comparing", counts.distinct, "queries") as step,
-            ThreadPoolExecutor(threads) as pool,
-        ):
-            reader = pa.ipc.open_file(mapped)
-            running: deque[Future[tuple[int, np.ndarray]]] = deque()
-            try:
-                for number in range(reader.num_record_batches):
-                    running.append(pool.submit(part, reader.get_batch(number)))
-                    # A batch is memory, so few of them wait.
-                    while len(running) >= 2 * threads or (
-                        running and number + 1 == reader.num_record_batches
-                    ):
-                        done, more = running.popleft().result()
-                        sums += more
-                        step.advance(done)
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+        with progress("comparing", counts.distinct, "queries") as step:
+            for done, more in each_part(queries, None, threads, part):
+                sums += more
+                step.advance(done)
     models = [engine.bundle.manifest.model.id for engine in engines]
     return Comparison(
         bundle_a=engines[0].bundle_id,
@@ -239,21 +213,12 @@ def compare(
 
 
 def _answers(engine: Engine, texts: list[str], options: MatchOptions, by: By) -> Answers:
-    owners, rows, scores = [], [], []
-    for members in batches(np.fromiter(map(len, texts), np.int64, len(texts))):
-        found = engine.find(engine.encode([texts[member] for member in members]), options)
-        owners.append(np.repeat(members, np.diff(found.offsets)))
-        rows.append(found.rows)
-        scores.append(found.scores.astype(np.float64))
-    if not owners:
-        return Answers(np.empty(0, np.int64), [], np.empty(0))
-    owner = np.concatenate(owners)
-    order = np.argsort(owner, kind="stable")
-    phrases = engine.phrases(np.concatenate(rows)[order])
+    owner, column = matches_of(engine, texts, options)
+    phrases = engine.phrases(column("rows"))
     names = phrases["id" if by == "id" else "text"].to_pylist()
     if by == "text":
         names = list(map(text.key, names))
-    return Answers(owner[order], names, np.concatenate(scores)[order])
+    return Answers(owner, names, column("scores").astype(np.float64))
 
 
 def _ranks(rows: np.ndarray) -> np.ndarray:

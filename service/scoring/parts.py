@@ -6,12 +6,16 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from bidmatch.base.files import atomic_file
 from service.engine import Engine, Matches
+from service.options import MatchOptions
+
+Result = TypeVar("Result")
 
 BATCH_QUERIES = 256
 _BATCH_CHARS = 1 << 17
@@ -87,15 +91,29 @@ def scored_parts(
             out.write_table(table)
         return table, batch.num_rows
 
+    yield from each_part(queries, parts, threads, score)
+
+
+def each_part(
+    queries: Path, parts: range | None, threads: int, work: Callable[[int, pa.RecordBatch], Result]
+) -> Generator[Result, None, None]:
+    """What `work` makes of part after part, in their order, on several threads.
+
+    Args:
+        queries: the Arrow file of all queries, a batch for each part.
+        parts: numbers of the parts that are wanted; None: all.
+        threads: parts worked on at once.
+        work: gets a part's number and its queries.
+    """
     with pa.OSFile(str(queries)) as file, ThreadPoolExecutor(threads) as pool:
         reader = pa.ipc.open_file(file)
-        waiting: deque[Future[tuple[pa.Table, int]]] = deque()
+        waiting: deque[Future[Result]] = deque()
         try:
-            for number in parts:
+            for number in range(reader.num_record_batches) if parts is None else parts:
                 # One part in wait for each thread, no more: results are memory.
                 if len(waiting) >= 2 * threads:
                     yield waiting.popleft().result()
-                waiting.append(pool.submit(score, number, reader.get_batch(number)))
+                waiting.append(pool.submit(work, number, reader.get_batch(number)))
             while waiting:
                 yield waiting.popleft().result()
         except BaseException:
@@ -105,20 +123,7 @@ def scored_parts(
 
 def score_part(engine: Engine, queries: pa.RecordBatch, k: int, min_score: float | None) -> pa.Table:
     """The matches of distinct queries as a table of `result_schema`, by query as given, then by rank."""
-    texts = queries.column("query").to_pylist()
-    owners: list[np.ndarray] = []
-    found: list[Matches] = []
-    for members in batches(np.fromiter(map(len, texts), np.int64, len(texts))):
-        matches = engine.match([texts[member] for member in members], k, min_score)
-        owners.append(np.repeat(members, np.diff(matches.offsets)))
-        found.append(matches)
-    owner = np.concatenate(owners)
-    order = np.argsort(owner, kind="stable")
-    owner = owner[order]
-
-    def column(name: str) -> np.ndarray:
-        return np.concatenate([getattr(matches, name) for matches in found])[order]
-
+    owner, column = matches_of(engine, queries.column("query").to_pylist(), MatchOptions(k, min_score))
     asked = queries.take(pa.array(owner))
     phrases = engine.phrases(column("rows"))
     columns = [
@@ -135,6 +140,34 @@ def score_part(engine: Engine, queries: pa.RecordBatch, k: int, min_score: float
         *(phrases[name] for name in engine.user_columns.names),
     ]
     return pa.table(columns, schema=result_schema(engine))
+
+
+def matches_of(
+    engine: Engine, texts: list[str], options: MatchOptions
+) -> tuple[np.ndarray, Callable[[str], np.ndarray]]:
+    """The matches of n queries, by query as given, then by rank.
+
+    Args:
+        engine: the bundle.
+        texts: the queries, n >= 1.
+        options: what is asked of all of them.
+
+    Returns:
+        The query of each match, int64 (m,), and what gives a field of `Matches` by name, (m,).
+    """
+    owners: list[np.ndarray] = []
+    found: list[Matches] = []
+    for members in batches(np.fromiter(map(len, texts), np.int64, len(texts))):
+        matches = engine.find(engine.encode([texts[member] for member in members]), options)
+        owners.append(np.repeat(members, np.diff(matches.offsets)))
+        found.append(matches)
+    owner = np.concatenate(owners)
+    order = np.argsort(owner, kind="stable")
+
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([getattr(matches, name) for matches in found])[order]
+
+    return owner[order], column
 
 
 def batches(lengths: np.ndarray) -> Iterator[np.ndarray]:

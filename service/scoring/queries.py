@@ -6,8 +6,9 @@ import codecs
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
@@ -16,10 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from bidmatch.base.console import say
 from bidmatch.base.errors import InputError
 from bidmatch.base.input_files import Source, csv_reason
-from service.scoring.layout import Layout, table_reader
+from service.scoring.layout import Layout, recognise, table_reader
 from service.scoring.reports import ReportRows
+from service.scoring.source import open_log
 
 CHUNK_ROWS = 32_768
 _CHUNK_CHARS = 1 << 24
@@ -51,6 +54,35 @@ class BadLines:
             raise error
         self.count += 1
         self.first = self.first or f"{source.path}, line {line}: {reason}"
+
+
+def read_log(
+    files: Iterable[Path],
+    query_column: str | None,
+    encoding: str | None,
+    bad: BadLines,
+    advance: Callable[[int], None],
+) -> Iterator[pa.Array]:
+    """Chunks of the queries of all files, saying of each how it is read.
+
+    Args:
+        files: of the log, in order.
+        query_column: see `recognise`.
+        encoding: likewise.
+        bad: what to do with bad lines.
+        advance: told of the bytes that are read.
+
+    Raises:
+        InputError: a file is no query log, is damaged, or a line is bad and bad lines stop.
+    """
+    for file in files:
+        source = open_log(file)
+        if source is None:
+            say(f"{file}: empty")
+            continue
+        layout = recognise(source, query_column, encoding)
+        say(f"{file}: {layout.name}, queries in {layout.column!r}")
+        yield from read_queries(source, layout, bad, advance)
 
 
 def read_queries(

@@ -21,7 +21,7 @@ from service.scoring.distinct import PART_QUERIES, LogCounts, Shard, write_disti
 from service.scoring.layout import recognise
 from service.scoring.output import Summary, Tally, write_file, write_folder
 from service.scoring.parts import result_schema, scored_parts
-from service.scoring.queries import BadLines, read_queries
+from service.scoring.queries import BadLines, read_log
 from service.scoring.source import find_inputs, open_log
 from service.scoring.work import InputRecord, Plan, Work, open_work
 from service.scoring.writers import format_of, name_end
@@ -291,7 +291,7 @@ def _distinct(options: ScoreOptions, files: list[Path], work: Work) -> LogCounts
     bad = BadLines(options.bad_lines == "skip")
     started = time.monotonic()
     with progress("reading", counts.bytes, "bytes") as step:
-        chunks = _chunks(options, files, bad, step)
+        chunks = read_log(files, options.query_column, options.encoding, bad, step.advance)
         write_distinct(
             chunks, counts, work.queries, work.scratch, shard=options.shard, ordered=not options.unordered
         )
@@ -300,17 +300,6 @@ def _distinct(options: ScoreOptions, files: list[Path], work: Work) -> LogCounts
     with atomic_file(work.counts) as partial:
         partial.write_text(counts.model_dump_json())
     return counts
-
-
-def _chunks(options: ScoreOptions, files: list[Path], bad: BadLines, step: Step) -> Iterator[pa.Array]:
-    for file in files:
-        source = open_log(file)
-        if source is None:
-            say(f"{file}: empty")
-            continue
-        layout = recognise(source, options.query_column, options.encoding)
-        say(f"{file}: {layout.name}, queries in {layout.column!r}")
-        yield from read_queries(source, layout, bad, step.advance)
 
 
 def _summary(options: ScoreOptions, plan: Plan, counts: LogCounts, tally: Tally) -> Summary:

@@ -9,9 +9,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -198,3 +200,26 @@ def test_credentials_are_neither_taken_in_a_uri_nor_said(
         MilvusTarget(uri="http://root:hush@host:19530")
     assert "hush" not in json.dumps(json.loads((bundle / "manifest.json").read_text()))
     assert json.loads((bundle / "manifest.json").read_text())["milvus"]["uri"] == milvus.uri
+
+
+def test_waiting_for_a_free_call_is_no_outage(milvus: MilvusServer, bundle: Path):
+    from export.bundle.index import IndexUnavailableError
+    from export.bundle.milvus import MilvusIndex
+    from export.bundle.milvus_client import MilvusAccess
+    from export.bundle.read import open_bundle
+
+    with open_bundle(bundle) as opened:
+        index = MilvusIndex(opened, MilvusAccess(calls=1, timeout_ms=300))
+        query = np.asarray(opened.vectors[:1])
+        assert index._calls.acquire(blocking=False)
+        try:
+            with pytest.raises(IndexUnavailableError, match="All 1 calls to Milvus are taken"):
+                index.search(query, 3)
+            # What is left of the time is too short for the call.
+            threading.Timer(0.298, index._calls.release).start()
+            with suppress(IndexUnavailableError):
+                index.search(query, 3)
+        finally:
+            time.sleep(0.1)
+        assert index.failure is None
+        assert index.search(query, 3).rows[0, 0] == 0
