@@ -30,7 +30,7 @@ from export.bundle.format import (
     Manifest,
     Precision,
 )
-from export.bundle.milvus_client import MilvusAccess
+from export.bundle.milvus_client import MilvusAccess, connect
 from export.bundle.weights import BlendRecord
 from export.bundle.write import finish, write_phrases, write_tokenizer
 from export.calibrate import DEPTH as CALIBRATED
@@ -44,6 +44,7 @@ from export.rescoring import Candidates, candidates_for
 from export.source import ExportSource
 from export.vectors import LabelVectors, check_parity, write_label_vectors
 
+_CONNECT_S = 10.0
 _PARITY_QUERIES = 1_000
 # Beyond this, one thread would build for minutes; the graph of several threads is never twice the same.
 _SERIAL_BUILD_UP_TO = 100_000
@@ -134,6 +135,10 @@ def build_bundle(
     if source.record.not_in_index:
         say(f"not in the index: {source.record.not_in_index}")
     threads = options.threads or os.cpu_count() or 1
+    if options.milvus is not None:
+        # Whether it is there is better known before the work than after it.
+        access = MilvusAccess()
+        connect(access.uri or options.milvus.uri, access.token, _CONNECT_S)
     with atomic_dir(out, overwrite=overwrite) as folder:
         write_phrases(folder, source.phrases)
         write_tokenizer(folder, source.tokenizer.to_str())

@@ -18,12 +18,13 @@ from export.bundle.milvus_client import (
     ROW,
     VECTOR,
     MilvusAccess,
+    checked_uri,
     connect,
     count_rows,
     difference,
     nearest,
+    reason_of,
     search_params,
-    without_credentials,
 )
 
 _BATCH = 5_000
@@ -57,8 +58,8 @@ class MilvusTarget(BaseModel):
 
     @field_validator("uri")
     @classmethod
-    def _without_credentials(cls, uri: str) -> str:
-        return without_credentials(uri)
+    def _uri_of_a_server(cls, uri: str) -> str:
+        return checked_uri(uri)
 
     @property
     def record(self) -> MilvusRecord:
@@ -252,9 +253,8 @@ class MilvusLoader:
         except BidmatchError:
             raise
         except Exception as error:
-            reason = str(getattr(error, "message", "") or error)
             raise BidmatchError(
-                f"Milvus at {self._uri} failed: {reason}",
+                f"Milvus at {self._uri} failed: {reason_of(error)}",
                 hint="What was loaded stays there; the same command goes on with it.",
             ) from error
 

@@ -60,6 +60,7 @@ class Comparison(BaseModel):
         by: what tells that two phrases are the same.
         k: most matches a query.
         rows: queries of the log, empty ones included.
+        skipped: bad lines that were left out.
         queries: figures with each distinct query once.
         traffic: with each as often as the log has it.
     """
@@ -70,6 +71,7 @@ class Comparison(BaseModel):
     by: By
     k: int
     rows: int
+    skipped: int
     queries: Figures
     traffic: Figures
 
@@ -154,6 +156,8 @@ def compare(
     min_score: float | None,
     by: By | None,
     query_column: str | None,
+    encoding: str | None,
+    bad_lines: Literal["stop", "skip"],
     threads: int,
 ) -> Comparison:
     """Match a log's queries with both bundles. Memory does not grow with the log.
@@ -166,7 +170,9 @@ def compare(
         min_score: leave out phrases with a lesser score.
         by: what tells that two phrases are the same; None: the id, or the text where
             none of a sample of A's ids is in B.
-        query_column: see `bidmatch score`.
+        query_column: see `bidmatch score`; likewise the next two.
+        encoding: of text files.
+        bad_lines: stop at the first, or skip and count them.
         threads: parts worked on at once.
 
     Raises:
@@ -187,7 +193,8 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="bidmatch-diff-") as scratch:
         queries = Path(scratch) / "queries.arrow"
         with progress("reading", sum(file.stat().st_size for file in files), "bytes") as step:
-            chunks = read_log(files, query_column, None, BadLines(skip=False), step.advance)
+            bad = BadLines(skip=bad_lines == "skip")
+            chunks = read_log(files, query_column, encoding, bad, step.advance)
             write_distinct(chunks, counts, queries, Path(scratch) / "work")
 
         def part(_: int, batch: pa.RecordBatch) -> tuple[int, np.ndarray]:
@@ -207,6 +214,7 @@ def compare(
         by=by,
         k=k,
         rows=counts.rows,
+        skipped=bad.count,
         queries=figures(sums[0]),
         traffic=figures(sums[1]),
     )

@@ -68,7 +68,7 @@ class EngineSettings(BaseModel):
     candidates: int | None = Field(None, ge=1)
     honour_match_types: bool = True
     provider: Literal["auto", "cpu", "cuda"] = "cpu"
-    milvus: MilvusAccess = Field(default_factory=MilvusAccess)
+    milvus: MilvusAccess = Field(default_factory=MilvusAccess.offline)
 
 
 NO_CALIBRATION = (

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from export.bundle.milvus_client import MilvusAccess, without_credentials
+from export.bundle.milvus_client import MilvusAccess, checked_uri
 from service.engine import EngineSettings
 
 # A query that is encoded in less leaves the most of its time to Python.
@@ -151,8 +151,8 @@ class Settings(BaseSettings):
 
     @field_validator("milvus_uri")
     @classmethod
-    def _without_credentials(cls, uri: str | None) -> str | None:
-        return None if uri is None else without_credentials(uri)
+    def _uri_of_a_server(cls, uri: str | None) -> str | None:
+        return None if uri is None else checked_uri(uri)
 
     @model_validator(mode="after")
     def _queue_holds_a_request(self) -> Settings:

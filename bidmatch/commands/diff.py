@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from bidmatch.base.console import emit_json, say
+from bidmatch.commands.score import existing_or_pattern
 
 if TYPE_CHECKING:
     from service.comparing import Comparison
@@ -31,8 +32,9 @@ no id in common, where their normalised texts are.
     "--queries",
     required=True,
     multiple=True,
-    type=click.Path(exists=True, path_type=Path),
-    help="Query log or folder of them; may be repeated.",
+    type=click.Path(path_type=Path),
+    callback=existing_or_pattern,
+    help="Query log, folder of them, or quoted pattern such as 'logs/*.tsv.gz'; may be repeated.",
 )
 @click.option(
     "-k", "--k", "k", type=click.IntRange(1), default=10, show_default=True, help="Most matches a query."
@@ -40,6 +42,14 @@ no id in common, where their normalised texts are.
 @click.option("--min-score", type=float, help="Leave out phrases with a lesser score, but not exact ones.")
 @click.option("--by", type=click.Choice(["id", "text"]), help="What tells that two phrases are the same.")
 @click.option("--query-column", help="Column with the queries: a name, or a position from 1.")
+@click.option("--encoding", help="Encoding of text files; recognised unless given (UTF-8, UTF-16).")
+@click.option(
+    "--bad-lines",
+    type=click.Choice(["stop", "skip"]),
+    default="stop",
+    show_default=True,
+    help="Stop at a line that cannot be read, or skip and count it.",
+)
 @click.option(
     "--threads", type=click.IntRange(0), default=0, help="Cores to use; 0 (the default): all of them."
 )
@@ -52,6 +62,8 @@ def command(
     min_score: float | None,
     by: Literal["id", "text"] | None,
     query_column: str | None,
+    encoding: str | None,
+    bad_lines: Literal["stop", "skip"],
     threads: int,
     as_json: bool,
 ) -> None:
@@ -69,6 +81,8 @@ def command(
         min_score=min_score,
         by=by,
         query_column=query_column,
+        encoding=encoding,
+        bad_lines=bad_lines,
         threads=threads or usable_cpus(),
     )
     if as_json:
@@ -83,6 +97,8 @@ def _lines(found: Comparison) -> list[str]:
         f"A is bundle {found.bundle_a}, B is bundle {found.bundle_b}; {found.rows:,} rows; "
         f"phrases are told by {found.by}"
     ]
+    if found.skipped:
+        lines.append(f"{found.skipped:,} bad lines skipped")
     if not found.scores_comparable:
         lines.append("A and B are of different models: their scores are not comparable")
     for name, part in (("each query once", found.queries), ("as often as in the log", found.traffic)):
@@ -92,9 +108,9 @@ def _lines(found: Comparison) -> list[str]:
             f"{part.gained:,} queries gained all their matches, {part.lost:,} lost them",
             f"  matches a query: A {part.matches_a:.2f}, B {part.matches_b:.2f}",
             f"  of A's {found.k} best also B's: {_percent(part.overlap)}; "
-            f"same first: {_percent(part.same_first)}",
+            f"same first, of queries matched by both: {_percent(part.same_first)}",
         ]
-        if part.score_shift is not None:
+        if part.score_shift is not None and found.scores_comparable:
             lines.append(f"  score of common pairs, B less A: {part.score_shift:+.3f} on average")
     return lines
 

@@ -46,7 +46,14 @@ command is given again; its work is in .OUTPUT.work beside the output. Reading s
 """
 
 
-def _inputs(context: click.Context, option: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+def existing_or_pattern(
+    context: click.Context, option: click.Parameter, paths: tuple[Path, ...]
+) -> tuple[Path, ...]:
+    """Paths that are there, and patterns.
+
+    Raises:
+        click.BadParameter: one is neither.
+    """
     for path in paths:
         if not path.exists() and not is_pattern(path):
             raise click.BadParameter(f"{path} does not exist.", context, option)
@@ -70,7 +77,7 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
     required=True,
     multiple=True,
     type=click.Path(path_type=Path),
-    callback=_inputs,
+    callback=existing_or_pattern,
     help="Query log, folder of them, or pattern in quotes ('logs/**/*.gz'); may be repeated.",
 )
 @click.option(

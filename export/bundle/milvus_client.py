@@ -18,6 +18,9 @@ ROW, VECTOR = "id", "vector"
 
 # Milvus searches no wider than that.
 _MOST_WIDTH = 32_768
+_SCHEMES = {"http", "https", "tcp"}
+# Of searches that nobody waits for, by the hundred queries at once.
+_OFFLINE_MS = 60_000
 _SAMPLED = 32
 # gRPC would wait up to two minutes before it tries again what was gone for long.
 _RECONNECT = {
@@ -44,22 +47,35 @@ class MilvusAccess(BaseSettings):
     timeout_ms: int = Field(500, ge=1, le=3_600_000)
     calls: int = Field(32, ge=1, le=10_000)
 
+    @classmethod
+    def offline(cls) -> MilvusAccess:
+        """As the environment says, with a minute for a search unless it says how long."""
+        found = cls()
+        if "timeout_ms" in found.model_fields_set:
+            return found
+        return found.model_copy(update={"timeout_ms": _OFFLINE_MS})
+
     @field_validator("uri")
     @classmethod
-    def _without_credentials(cls, uri: str | None) -> str | None:
-        return None if uri is None else without_credentials(uri)
+    def _uri(cls, uri: str | None) -> str | None:
+        return None if uri is None else checked_uri(uri)
 
 
-def without_credentials(uri: str) -> str:
-    """The URI, if it has no user name or password in it: it is written into bundles and logs.
+def checked_uri(uri: str) -> str:
+    """The URI, if it is a server's without user name or password: it is written into bundles and logs.
 
     Raises:
-        ValueError: it has.
+        ValueError: it is not.
     """
     try:
         parts = urlsplit(uri)
     except ValueError:
         raise ValueError("is no URI") from None
+    if parts.scheme not in _SCHEMES or not parts.netloc:
+        raise ValueError(
+            "must be the address of a server, such as http://milvus:19530; a file of Milvus Lite cannot be "
+            "opened by several processes: run `milvus-lite server` and give its address"
+        )
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ValueError(
             "must be a scheme, a host and a port alone; put user:password or the API key into "
@@ -72,7 +88,7 @@ def connect(uri: str, token: SecretStr | None, timeout: float) -> Any:
     """A `pymilvus.MilvusClient`; to be made in the process that uses it.
 
     Args:
-        uri: of the deployment, or a file's path for Milvus Lite.
+        uri: of the deployment.
         token: see `MilvusAccess`.
         timeout: seconds that connecting may take.
 
@@ -102,11 +118,18 @@ def connect(uri: str, token: SecretStr | None, timeout: float) -> Any:
 
 def unavailable(uri: str, error: Exception) -> IndexUnavailableError:
     """What a call that pymilvus raised `error` for comes to."""
-    reason = str(getattr(error, "message", "") or error).splitlines()
     return IndexUnavailableError(
-        f"Milvus at {uri} does not answer: {reason[0] if reason else type(error).__name__}",
-        hint="Is it running, and is BIDMATCH_MILVUS_TOKEN right? BIDMATCH_MILVUS_URI says where else it is.",
+        f"Milvus at {uri} does not answer: {reason_of(error)}",
+        hint="Is it running, and is BIDMATCH_MILVUS_TOKEN right? BIDMATCH_MILVUS_URI says where else it is, "
+        "BIDMATCH_MILVUS_TIMEOUT_MS how long a search may take.",
     )
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong in a call of pymilvus, in one line."""
+    details = getattr(error, "details", None)  # of gRPC's own errors, whose text is many lines
+    said = (details() if callable(details) else None) or getattr(error, "message", "") or str(error)
+    return next(iter(str(said).splitlines()), type(error).__name__)
 
 
 def search_params(index_type: MilvusIndexType, width: int) -> dict[str, Any]:

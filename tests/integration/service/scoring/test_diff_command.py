@@ -45,3 +45,19 @@ def test_a_missing_log_is_a_wrong_option(small_bundle: Path) -> None:
     done = diff(small_bundle, small_bundle, "--queries", "absent.tsv")
     assert done.returncode == 2
     assert "absent.tsv" in done.stderr
+
+
+def test_a_log_is_read_as_score_reads_it(small_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("kühler garden hose\n".encode("cp1252"))
+    (tmp_path / "b.txt").write_text(f"red garden hose\n{'x' * 1_100_000}\n")
+    pattern = tmp_path / "*.txt"
+    bare = diff(small_bundle, small_bundle, "--queries", pattern)
+    assert bare.returncode == 3
+    assert "--encoding cp1252" in bare.stderr
+    options = ("--encoding", "cp1252", "--bad-lines", "skip")
+    done = diff(small_bundle, small_bundle, "--queries", pattern, *options)
+    assert done.returncode == 0, done.stderr
+    assert "2 rows; phrases are told by id" in done.stderr
+    assert "1 bad lines skipped" in done.stderr
+    assert "of A's 10 best also B's: 100.0 %" in done.stderr
+    assert "score of common pairs, B less A: +0.000 on average" in done.stderr
