@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types audit format bench lock clean
+.PHONY: help install demo test lint types audit format bench image-test lock clean
 
 help:  ## show the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/'
 
 $(STAMP): pyproject.toml setup.py constraints.txt deploy/check-machine.sh $(wildcard export/bundle/native/* service/native/*)
 	@PYTHON="$(PYTHON)" sh deploy/check-machine.sh
@@ -41,6 +41,9 @@ format: $(STAMP)  ## rewrite the code in ruff's format
 
 bench: $(STAMP)  ## measure training cost against the number of labels, on a quiet machine
 	@$(BIN)/python -m bench.training
+
+image-test:  ## build the images, bring compose.yaml up, call it, take it down; needs Docker
+	@$(PYTHON) deploy/image_test.py
 
 lock: $(STAMP)  ## write constraints.txt anew from what .venv holds
 	@sh deploy/lock.sh $(BIN)/python > constraints.txt.new && mv constraints.txt.new constraints.txt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -227,6 +229,9 @@ class QueryEncoder(TextEncoder):
             return cls(bundle, threads)
         # What ONNX Runtime would print, in colours, the error says.
         onnxruntime.set_default_logger_severity(4)
+        with contextlib.redirect_stdout(io.StringIO()):
+            # Of CUDA's libraries from PyPI's packages (extra `cuda`), which no loader would find.
+            onnxruntime.preload_dlls()
         try:
             return cls(bundle, threads, providers=CUDA, precision="fp32")
         except ConfigError as error:
