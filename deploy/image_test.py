@@ -43,7 +43,9 @@ def say(words: str) -> None:
 
 def docker(*arguments: str, fails: bool = False) -> str:
     """Stdout of a docker command; `fails`: it must end with an error."""
-    done = subprocess.run(["docker", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment())
+    done = subprocess.run(
+        ["docker", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment()
+    )
     if (done.returncode != 0) != fails:
         sys.exit(f"docker {shlex.join(arguments)} ended with {done.returncode}\n{done.stdout}")
     return done.stdout.strip()

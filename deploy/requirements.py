@@ -1,5 +1,7 @@
-"""Prints what the package depends on: python deploy/requirements.py [EXTRA,EXTRA]. For images, whose layers of
-packages then do not change with the source."""
+"""Prints what the package depends on, for images, whose layers of packages then do not change with the source.
+
+    python deploy/requirements.py [EXTRA,EXTRA]
+"""
 
 import sys
 import tomllib

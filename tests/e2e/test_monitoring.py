@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
+import importlib.util
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,8 +25,6 @@ ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
 ALERTS = MONITORING / "alerts.yml"
 METRIC = re.compile(r"\bbidmatch_[a-z_]+")
-# What Grafana puts in for its variables.
-VARIABLES = {"$job": "bidmatch", "$instance": ".*", "$__rate_interval": "15s", "$__range": "5m"}
 
 
 def tool(name: str) -> str:
@@ -38,17 +36,20 @@ def tool(name: str) -> str:
     return found
 
 
-def expressions() -> dict[str, str]:
+@pytest.fixture(scope="module")
+def dashboard() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("dashboard", ROOT / "deploy" / "dashboard.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def expressions(dashboard: ModuleType) -> dict[str, str]:
     """The dashboard's queries, by panel and letter."""
-    dashboard = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))
-    found = {}
-    for panel in dashboard["panels"]:
-        for target in panel.get("targets", []):
-            expression = target["expr"]
-            for name, value in VARIABLES.items():
-                expression = expression.replace(name, value)
-            found[f"{panel['title']} {target['refId']}"] = expression
-    return found
+    return dashboard.expressions("15s")
 
 
 def rules() -> list[dict[str, Any]]:
@@ -144,32 +145,25 @@ def prometheus(service: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         process.wait(30)
 
 
-def values(prometheus: httpx.Client, expression: str) -> list[float]:
-    answer = prometheus.get("/api/v1/query", params={"query": expression})
-    assert answer.status_code == 200, (expression, answer.text)
-    return [float(one["value"][1]) for one in answer.json()["data"]["result"]]
-
-
-def test_every_query_of_the_dashboard_has_data(prometheus: httpx.Client, traffic: None) -> None:
-    wanted = expressions()
-    assert len(wanted) > 40
+def test_every_query_of_the_dashboard_has_data(
+    dashboard: ModuleType, expressions: dict[str, str], prometheus: httpx.Client, traffic: None
+) -> None:
+    address = str(prometheus.base_url).rstrip("/")
+    assert len(expressions) > 40
     until = time.monotonic() + 90
-    while True:
-        empty = {
-            name: expression
-            for name, expression in wanted.items()
-            if not any(map(math.isfinite, values(prometheus, expression)))
-        }
-        if not empty:
-            break
+    while empty := dashboard.without_data(address, expressions):
         assert time.monotonic() < until, empty
         time.sleep(1)
+
+    def values(panel: str) -> list[float]:
+        return dashboard.values(address, expressions[panel])
+
     # What the panels say is so.
-    assert values(prometheus, expressions()["Instances up A"]) == [1]
-    assert values(prometheus, expressions()["Bundles at once A"]) == [1]
-    assert values(prometheus, expressions()["Degraded workers A"]) == [0]
-    assert values(prometheus, expressions()["Recall of the index A"]) == [1]
-    assert 0 < values(prometheus, expressions()["Share answered from the cache A"])[0] < 1
+    assert values("Instances up A") == [1]
+    assert values("Bundles at once A") == [1]
+    assert values("Degraded workers A") == [0]
+    assert values("Recall of the index A") == [1]
+    assert 0 < values("Share answered from the cache A")[0] < 1
 
 
 def test_the_target_is_up_and_the_rules_work(prometheus: httpx.Client, traffic: None) -> None:
@@ -200,7 +194,9 @@ def test_alerts_fire_when_they_should() -> None:
         assert re.search(rf"alertname: {name}}}", tested), f"no test in which {name} stays quiet"
 
 
-def test_metrics_alerts_and_the_guide_name_the_same(service: str, traffic: None) -> None:
+def test_metrics_alerts_and_the_guide_name_the_same(
+    expressions: dict[str, str], service: str, traffic: None
+) -> None:
     guide = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
     until = time.monotonic() + 60
     while True:
@@ -212,6 +208,6 @@ def test_metrics_alerts_and_the_guide_name_the_same(service: str, traffic: None)
         time.sleep(0.5)
     assert set(METRIC.findall(guide)) == told
     series = told | {f"{name}{end}" for name in told for end in ("_bucket", "_sum", "_count")}
-    for where in (*expressions().values(), *(rule["expr"] for rule in rules())):
+    for where in (*expressions.values(), *(rule["expr"] for rule in rules())):
         assert set(METRIC.findall(where)) <= series, where
     assert set(re.findall(r"\bBidmatch[A-Z]\w+", guide)) == {rule["alert"] for rule in rules()}
