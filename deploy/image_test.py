@@ -38,6 +38,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def say(words: str) -> None:
+    """Tell what is done, on stderr."""
     print(words, file=sys.stderr, flush=True)
 
 
@@ -52,6 +53,7 @@ def docker(*arguments: str, fails: bool = False) -> str:
 
 
 def environment() -> dict[str, str]:
+    """This process's, with the images and ports of the test for compose.yaml."""
     images = {"SERVE_IMAGE": IMAGES["serve"], "TRAIN_IMAGE": IMAGES["train"]}
     return dict(os.environ) | {name: str(port) for name, port in PORTS.items()} | images
 
@@ -71,18 +73,22 @@ def build(target: str, file: str = "Dockerfile") -> float:
 
 
 def megabytes(target: str) -> float:
+    """An image's size."""
     return int(docker("image", "inspect", "--format", "{{.Size}}", IMAGES[target])) / 1e6
 
 
 def in_image(target: str, script: str) -> str:
+    """What a shell script says in an image, on a read-only root."""
     return docker("run", "--rm", "--read-only", "--entrypoint", "sh", IMAGES[target], "-ec", script)
 
 
 def compose(*arguments: str) -> str:
+    """`docker compose` on the test's own project."""
     return docker("compose", "--project-name", PROJECT, "--profile", "monitoring", *arguments)
 
 
 def call(url: str, body: Any = None) -> Any:
+    """The answer to a request, POST where there is a body; JSON read."""
     data = None if body is None else json.dumps(body).encode()
     with urllib.request.urlopen(urllib.request.Request(url, data, JSON), timeout=60) as answer:
         said = answer.read()
@@ -105,6 +111,7 @@ def wait(what: str, seconds: float, ready: Callable[[], bool]) -> float:
 
 
 def check_images(figures: dict[str, Any]) -> None:
+    """No root, no compiler, no torch where it is not wanted, nothing for one processor alone."""
     for target in ("serve", "train"):
         figures[f"{target}_mb"] = round(megabytes(target), 1)
         assert in_image(target, "id -u") == "10001", "runs as root"
@@ -182,6 +189,8 @@ def traffic(over: threading.Event, failed: list[BaseException]) -> None:
 
 
 def check_monitoring(figures: dict[str, Any], services: list[str]) -> None:
+    """Prometheus scrapes and has the rules, every query of the dashboard has data, Grafana has it."""
+
     def up() -> bool:
         (target,) = call(f"{PROMETHEUS}/api/v1/targets")["data"]["activeTargets"]
         return target["health"] == "up"
@@ -214,6 +223,7 @@ def check_monitoring(figures: dict[str, Any], services: list[str]) -> None:
 
 
 def check_stack(figures: dict[str, Any]) -> None:
+    """compose.yaml from nothing, used, and again with what is there."""
     services = images_of_monitoring()
     compose("down", "--volumes", "--timeout", "5")
     say("docker compose up, without a bundle ...")
@@ -246,6 +256,7 @@ def check_stack(figures: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    """Build, check, print the figures."""
     if shutil.which("docker") is None or subprocess.run(["docker", "info"], capture_output=True).returncode:
         sys.exit("image-test needs a Docker engine: `docker info` finds none")
     figures: dict[str, Any] = {}
