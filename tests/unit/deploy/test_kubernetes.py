@@ -11,7 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from bidmatch.cli import main
+from bidmatch.cli import bidmatch
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[3]
@@ -82,7 +82,7 @@ def test_settings_and_commands_are_bidmatchs() -> None:
     assert values.keys() <= known
     Settings.model_validate({name.removeprefix("BIDMATCH_").lower(): value for name, value in values.items()})
     (verify,) = [one for one in pod["initContainers"] if one["image"] == "bidmatch"]
-    assert CliRunner().invoke(main, [verify["args"][0], "--help"]).exit_code == 0
+    assert CliRunner().invoke(bidmatch, [verify["args"][0], "--help"]).exit_code == 0
     stack = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
     values = stack["services"]["serve"]["environment"]
     assert values.keys() <= known
