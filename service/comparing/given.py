@@ -14,6 +14,7 @@ from bidmatch.base.strings import hash64
 from service.comparing.answers import Answers, one_chunk
 from service.comparing.joining import ROWS, join, match_rows
 from service.comparing.match_files import MatchFile, recognise_matches, same_columns
+from service.comparing.match_rows import read_matches
 from service.comparing.sides import SAMPLED, By
 from service.scoring.distinct import PART_QUERIES
 from service.scoring.queries import BadLines
@@ -72,7 +73,7 @@ class FileSide:
         with pa.ipc.new_stream(str(self._rows), ROWS, options=_LZ4) as out:
             for part in self._parts:
                 say(f"{part.source.path}: {part.name}, {part.columns}")
-                for table in part.tables(bad, advance):
+                for table in read_matches(part, bad, advance):
                     out.write_table(match_rows(table, self.matches))
                     self.matches += len(table)
                     if "id" in self.holds:

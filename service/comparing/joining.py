@@ -38,7 +38,7 @@ def match_rows(matches: pa.Table, before: int) -> pa.Table:
     """Matches as `ROWS`.
 
     Args:
-        matches: of `match_files.SCHEMA`.
+        matches: of `match_rows.SCHEMA`.
         before: rows of the same side before these.
     """
     order = np.arange(before, before + len(matches))

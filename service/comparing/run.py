@@ -21,9 +21,9 @@ from service.comparing.examples import TopExamples
 from service.comparing.figures import Sums
 from service.comparing.given import FileSide
 from service.comparing.identity import tell_apart
-from service.comparing.phrases import changes_of, top_changes
+from service.comparing.phrases import PhraseChanges, changes_of, top_changes
 from service.comparing.records import CompareOptions, Comparison
-from service.comparing.sides import BundleSide, is_bundle
+from service.comparing.sides import BundleSide, Side, is_bundle
 from service.engine import Engine
 from service.scoring.distinct import PART_QUERIES, LogCounts, write_distinct
 from service.scoring.layout import recognise
@@ -111,39 +111,7 @@ def _compare(
         side.look_up(queries, identity.by, options.k)
     for bundle in bundles:
         bundle.ask(identity.by, options.k, options.min_score, compared=comparable)
-    schema = None if form is None else change_schema(form)
-    nothing = pair(no_answers(), no_answers(), 0)
-    none = np.zeros(0, np.int64)
-    sums, examples = Sums(nothing, none), TopExamples(nothing, [], none, 0, options.examples)
-
-    def part(number: int, batch: pa.RecordBatch) -> _Part:
-        texts, often = batch.column("query").to_pylist(), batch.column("count").to_numpy()
-        both = pair(a.answers(number, texts), b.answers(number, texts), len(texts))
-        return _Part(
-            len(texts),
-            Sums(both, often),
-            TopExamples(both, texts, often, number * PART_QUERIES, options.examples),
-            changes_of(both, often) if options.examples else None,
-            None if schema is None else change_table(both, batch, schema),
-        )
-
-    def phrase_tables(write: Write | None) -> Iterator[pa.Table]:
-        with progress("comparing", counts.distinct, "queries") as step:
-            for done in each_part(queries, None, options.threads, part):
-                sums.add(done.sums)
-                examples.add(done.examples)
-                if write is not None:
-                    write(done.changes)
-                step.advance(done.queries)
-                if done.phrases is not None:
-                    yield done.phrases
-
-    with ExitStack() as stack:
-        write = None
-        if options.output is not None and form is not None and schema is not None:
-            partial = stack.enter_context(atomic_file(options.output))
-            write = stack.enter_context(writer(partial, form, schema, _about(options, a, b)))
-        phrases = top_changes(phrase_tables(write), scratch / "phrases", options.examples)
+    sums, examples, phrases = _sum_up(options, a, b, queries, counts.distinct, form, scratch)
     ids = _bundle_id(a), _bundle_id(b)
     return Comparison(
         a=str(options.a),
@@ -167,13 +135,55 @@ def _compare(
     )
 
 
+def _sum_up(
+    options: CompareOptions,
+    a: Side,
+    b: Side,
+    queries: Path,
+    distinct: int,
+    form: OutputFormat | None,
+    scratch: Path,
+) -> tuple[Sums, TopExamples, PhraseChanges]:
+    """What all parts of the log come to; the output is written on the way."""
+    schema = None if form is None else change_schema(form)
+    about = {"a": str(a.path), "b": str(b.path), "k": str(options.k), "min_score": str(options.min_score)}
+    nothing = pair(no_answers(), no_answers(), 0)
+    none = np.zeros(0, np.int64)
+    sums, examples = Sums(nothing, none), TopExamples(nothing, [], none, 0, options.examples)
+
+    def part(number: int, batch: pa.RecordBatch) -> _Part:
+        texts, often = batch.column("query").to_pylist(), batch.column("count").to_numpy()
+        both = pair(a.answers(number, texts), b.answers(number, texts), len(texts))
+        return _Part(
+            len(texts),
+            Sums(both, often),
+            TopExamples(both, texts, often, number * PART_QUERIES, options.examples),
+            changes_of(both, often) if options.examples else None,
+            None if schema is None else change_table(both, batch, schema),
+        )
+
+    def phrase_tables(write: Write | None) -> Iterator[pa.Table]:
+        with progress("comparing", distinct, "queries") as step:
+            for done in each_part(queries, None, options.threads, part):
+                sums.add(done.sums)
+                examples.add(done.examples)
+                if write is not None:
+                    write(done.changes)
+                step.advance(done.queries)
+                if done.phrases is not None:
+                    yield done.phrases
+
+    with ExitStack() as stack:
+        write = None
+        if options.output is not None and form is not None and schema is not None:
+            partial = stack.enter_context(atomic_file(options.output))
+            write = stack.enter_context(writer(partial, form, schema, about))
+        phrases = top_changes(phrase_tables(write), scratch / "phrases", options.examples)
+    return sums, examples, phrases
+
+
 def _bundle_id(side: BundleSide | FileSide) -> str | None:
     return side.engine.bundle_id if isinstance(side, BundleSide) else None
-
-
-def _about(options: CompareOptions, a: BundleSide | FileSide, b: BundleSide | FileSide) -> dict[str, str]:
-    about = {"k": str(options.k), "min_score": str(options.min_score)}
-    return about | {name: _bundle_id(side) or str(side.path) for name, side in (("a", a), ("b", b))}
 
 
 def _incomparable(a: BundleSide | FileSide, b: BundleSide | FileSide) -> str | None:

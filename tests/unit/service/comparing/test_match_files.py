@@ -11,6 +11,7 @@ import pytest
 
 from bidmatch.base.errors import InputError
 from service.comparing.match_files import MatchFile, recognise_matches
+from service.comparing.match_rows import read_matches
 from service.scoring.queries import BadLines
 from service.scoring.source import open_log
 
@@ -29,7 +30,7 @@ def recognised(path: Path) -> MatchFile:
 def read(path: Path, skip: bool = False) -> tuple[list[dict[str, object]], BadLines]:
     bad = BadLines(skip)
     moved: list[int] = []
-    rows = [row for table in recognised(path).tables(bad, moved.append) for row in table.to_pylist()]
+    rows = [row for table in read_matches(recognised(path), bad, moved.append) for row in table.to_pylist()]
     assert sum(moved) == pytest.approx(path.stat().st_size, abs=1)
     return rows, bad
 
