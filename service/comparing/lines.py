@@ -27,7 +27,7 @@ def lines_of(found: Comparison) -> Iterator[str]:
     ]
     yield f"A: {names[0]}"
     yield f"B: {names[1]}"
-    least = "" if found.min_score is None else f" of score {found.min_score:g} or more"
+    least = "" if found.min_score is None else f", of score {found.min_score:g} or more"
     empty = f", {found.empty:,} of them empty" if found.empty else ""
     yield (
         f"{found.rows:,} rows{empty}, {found.queries.queries:,} distinct queries; the {found.k} best matches "
