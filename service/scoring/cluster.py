@@ -148,20 +148,24 @@ class _RayScorer:
         """The results of parts in their order, as `write_results` writes them; how many queries each has."""
         if not parts:
             return
-        rows = self._rows(_Task.of(engine, job), job.queries.absolute(), parts)
-        for number in parts:
-            try:
-                row = next(rows, None)
-            except (self.ray.exceptions.RayError, self.ray.data.exceptions.ExecutionTimeoutError) as failure:
-                raise BidmatchError(f"scoring on Ray failed: {_gist(failure)}", hint=_GO_ON) from failure
-            if row is None or row["part"][0].as_py() != number:
-                raise BidmatchError(f"Ray did not give the results of part {number} in its turn", hint=_GO_ON)
-            problem = row["problem"][0].as_py()
-            if problem is not None:
-                raise pickle.loads(problem)
-            yield row["results"][0].as_buffer(), row["queries"][0].as_py()
+        with closing(self._rows(_Task.of(engine, job), job.queries.absolute(), parts)) as rows:
+            for number in parts:
+                try:
+                    row = next(rows, None)
+                except self._failures() as failure:
+                    reason = f"scoring on Ray failed: {_gist(failure)}"
+                    raise BidmatchError(reason, hint=_GO_ON) from failure
+                if row is None or row["part"][0].as_py() != number:
+                    raise BidmatchError(f"Ray left out the results of part {number}", hint=_GO_ON)
+                problem = row["problem"][0].as_py()
+                if problem is not None:
+                    raise pickle.loads(problem)
+                yield row["results"][0].as_buffer(), row["queries"][0].as_py()
 
-    def _rows(self, task: _Task, queries: Path, parts: list[int]) -> Iterator[pa.Table]:
+    def _failures(self) -> tuple[type[Exception], ...]:
+        return self.ray.exceptions.RayError, self.ray.data.exceptions.ExecutionTimeoutError
+
+    def _rows(self, task: _Task, queries: Path, parts: list[int]) -> Generator[pa.Table, None, None]:
         """The rows of `_ANSWERED`, one at a time, in the order of `parts`."""
         data = self.ray.data
         actors = min(self.actors, len(parts))
@@ -195,7 +199,10 @@ class _RayScorer:
                 enable_true_multi_threading=self.threads > 1,
             ),
         )
-        return iter(answered.iter_batches(batch_size=1, batch_format="pyarrow"))
+        rows: Generator[pa.Table, None, None] = iter(
+            answered.iter_batches(batch_size=1, batch_format="pyarrow")
+        )
+        return rows
 
 
 def _asked(parts: pa.Table, queries: Path) -> Iterator[pa.Table]:

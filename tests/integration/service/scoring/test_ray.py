@@ -1,4 +1,4 @@
-"""`bidmatch score --engine ray` on real Rays of this machine: its output is the local run's, whatever dies."""
+"""`bidmatch score --engine ray` on real Rays of this machine: its output is the local run's, whoever dies."""
 
 from __future__ import annotations
 
@@ -264,3 +264,28 @@ def test_options_that_do_not_go_together(
     assert process.returncode == 2, said
     assert message in said
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """The address of a cluster of three nodes: the first one, which the command joins, has no processors."""
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            nodes.add_node(num_cpus=1)
+        yield nodes.address
+    finally:
+        nodes.shutdown()
+
+
+def test_a_cluster_of_several_nodes(
+    start: Start, ray_log: tuple[object, ...], tmp_path: Path, local: tuple[bytes, dict], cluster: str
+) -> None:
+    with start(*ray_log[:-2], "--ray-address", cluster) as process:
+        assert_same(process, tmp_path, local)
+    with start(*ray_log[:-2], "--overwrite", "--ray-address", cluster, "--threads", 2) as process:
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 2, said
+    assert "no machine of the cluster has 2 processors" in said
