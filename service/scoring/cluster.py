@@ -11,8 +11,9 @@ import logging
 import os
 import pickle
 import socket
+import sys
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,18 +64,20 @@ def ray_scorer(address: str | None, actors: int | None, threads: int) -> Iterato
     if address is None:
         actors = actors or max(1, usable_cpus() // threads)
         start = {"num_cpus": actors * threads, "num_gpus": 0, "include_dashboard": False}
-    try:
-        ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **start)
-    except (ConnectionError, RuntimeError, ValueError) as problem:
-        raise ConfigError(
-            f"no Ray cluster can be used at {address or 'this machine'}: {_gist(problem)}",
-            hint="`ray status` says whether this machine belongs to a cluster, which `auto` then finds. "
-            "Without --ray-address a Ray of this machine's own is started.",
-        ) from problem
-    try:
-        yield _RayScorer(ray, actors or _most_actors(ray, threads), threads)
-    finally:
-        ray.shutdown()
+    # What Ray tells of workers that died it would print among the results.
+    with redirect_stdout(sys.stderr):
+        try:
+            ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **start)
+        except (ConnectionError, RuntimeError, ValueError) as problem:
+            raise ConfigError(
+                f"no Ray cluster can be used at {address or 'this machine'}: {_gist(problem)}",
+                hint="`ray status` says whether this machine belongs to a cluster, which `auto` then finds. "
+                "Without --ray-address a Ray of this machine's own is started.",
+            ) from problem
+        try:
+            yield _RayScorer(ray, actors or _most_actors(ray, threads), threads)
+        finally:
+            ray.shutdown()
 
 
 def _ray(address: str | None) -> Any:
@@ -86,6 +89,8 @@ def _ray(address: str | None) -> Any:
             "--ray-address auto.",
         )
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # It takes actors that are started anew for an error worth a line.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         import ray
         import ray.data
@@ -214,7 +219,7 @@ def _asked(parts: pa.Table, queries: Path) -> Iterator[pa.Table]:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, batch.schema, options=_LZ4) as out:
                 out.write_batch(batch)
-            yield pa.table([[number], pa.array([sink.getvalue()], pa.large_binary())], schema=_ASKED)
+            yield _row(_ASKED, number, sink.getvalue().to_pybytes())
 
 
 @dataclass(frozen=True)
@@ -272,8 +277,8 @@ class _Actor:
             sink = pa.BufferOutputStream()
             write_results(sink, score_part(self._engine, queries, self._task.k, self._task.min_score))
         except BidmatchError as problem:
-            return _row(number, 0, None, pickle.dumps(_named(problem)))
-        return _row(number, queries.num_rows, sink.getvalue(), None)
+            return _row(_ANSWERED, number, 0, None, pickle.dumps(_named(problem)))
+        return _row(_ANSWERED, number, queries.num_rows, sink.getvalue().to_pybytes(), None)
 
 
 def _load(task: _Task) -> Engine:
@@ -294,17 +299,11 @@ def _named(problem: BidmatchError) -> BidmatchError:
     return kind(f"on {socket.gethostname()}: {problem.reason}", hint=problem.hint)
 
 
-def _row(number: int, queries: int, results: pa.Buffer | None, problem: bytes | None) -> pa.Table:
-    columns = [[number], [queries], [results], [problem]]
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, _ANSWERED, strict=True)],
-        schema=_ANSWERED,
-    )
+def _row(schema: pa.Schema, *values: int | bytes | None) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(schema.names, values, strict=True))], schema=schema)
 
 
 def _gist(problem: BaseException) -> str:
-    """One line of a problem's text: of a trace the last, which says what, else the first."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    if not lines:
-        return type(problem).__name__
-    return lines[-1] if any("Traceback" in line or "ray::" in line for line in lines) else lines[0]
+    """One line that says what went wrong, without the trace that Ray puts into texts of other processes."""
+    cause = getattr(problem, "cause", None) or problem
+    return next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)

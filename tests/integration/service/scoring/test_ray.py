@@ -25,13 +25,13 @@ from service.scoring.run import OutputFolder, ScoreOptions, score_log
 
 from .conftest import Start, log_queries, write_log
 
-K = 30
+K = 20
 TIMED = {"output", "seconds", "scoring_seconds", "queries_per_second", "read_seconds"}
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_log(tmp_path_factory.mktemp("log") / "log.tsv", log_queries(60_000))
+    return write_log(tmp_path_factory.mktemp("log") / "log.tsv", log_queries(50_000))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def local(small_bundle: Path, log: Path, tmp_path_factory: pytest.TempPathFactor
     """The output's bytes and the summary of a run without Ray."""
     output = tmp_path_factory.mktemp("local") / "m.parquet"
     summary = score_log(ScoreOptions(bundle=small_bundle, inputs=[log], output=output, k=K, threads=2))
-    assert summary.distinct > 8 * PART_QUERIES
+    assert summary.distinct > 6 * PART_QUERIES
     return output.read_bytes(), summary.model_dump(exclude=TIMED)
 
 
@@ -52,8 +52,11 @@ def ray_log(log: Path, tmp_path: Path) -> tuple[object, ...]:
 
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[Scorer]:
-    with ray_scorer(None, 2, 1) as scorer:
-        yield scorer
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray would ask for a token, and have all that this process starts ask for one.
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        with ray_scorer(None, 2, 1) as scorer:
+            yield scorer
 
 
 def descendants(of: int) -> dict[int, str]:
@@ -83,8 +86,8 @@ def kept(folder: Path) -> int:
     return len(list((folder / ".m.parquet.work" / "parts").glob("*.arrow")))
 
 
-def assert_same(process: subprocess.Popen[str], folder: Path, local: tuple[bytes, dict]) -> dict:
-    """Wait for a run; that it gave what the local one gives, and said nothing that is not ours."""
+def assert_same(process: subprocess.Popen[str], folder: Path, local: tuple[bytes, dict]) -> tuple[dict, str]:
+    """Wait for a run, which must give what the local one gives: its summary, and what it said."""
     out, said = process.communicate(timeout=180)
     assert process.returncode == 0, said
     summary = json.loads(out)
@@ -94,75 +97,77 @@ def assert_same(process: subprocess.Popen[str], folder: Path, local: tuple[bytes
         name: value for name, value in local[1].items() if name not in differing
     }
     assert [path.name for path in folder.iterdir()] == ["m.parquet"]
-    assert not re.search(r"ray|traceback|warning|\x1b", said, re.IGNORECASE), said
-    return summary
+    return summary, said
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+def assert_gone(started: dict[int, str]) -> None:
+    """That Ray's processes end when the command is gone; those of its dashboard take their time."""
+    ours = [pid for pid, line in started.items() if re.search(r"gcs_server|raylet/raylet|_Actor", line)]
+    assert len(ours) >= 3, started
+    deadline = time.monotonic() + 60
+    while [pid for pid in ours if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, [started[pid] for pid in ours]
+        time.sleep(0.1)
+
+
 def test_the_output_is_that_of_the_local_run(
-    start: Start, ray_log: tuple[object, ...], tmp_path: Path, local: tuple[bytes, dict], threads: int
+    start: Start, ray_log: tuple[object, ...], tmp_path: Path, local: tuple[bytes, dict]
 ) -> None:
-    with start(*ray_log, "--threads", threads) as process:
-        summary = assert_same(process, tmp_path, local)
+    with start(*ray_log, "--threads", 2) as process:
+        summary, said = assert_same(process, tmp_path, local)
     assert summary["scored"] == summary["distinct"]
+    # Ray's own lines begin with the time.
+    theirs = [
+        line for line in said.splitlines() if re.search(r"^\[?\d{4}-|warning|traceback|\x1b", line, re.I)
+    ]
+    assert all("Set ray log level" in line for line in theirs), said
 
 
-def test_a_killed_actor_loses_nothing(
+def test_killed_actors_lose_nothing(
     start: Start, ray_log: tuple[object, ...], tmp_path: Path, local: tuple[bytes, dict]
 ) -> None:
     with start(*ray_log) as process:
         wait_for(lambda: kept(tmp_path), process)
-        killed = 0
-        while killed < 2:
+        killed: set[int] = set()
+        while len(killed) < 2:
             assert process.poll() is None, process.communicate()
             for pid, line in descendants(process.pid).items():
                 # While it works on a part, an actor's title has the method's name.
-                if killed < 2 and "_Actor" in line and "submit" in line:
+                if "_Actor" in line and "submit" in line and pid not in killed:
                     os.kill(pid, signal.SIGKILL)
-                    killed += 1
-        summary = assert_same(process, tmp_path, local)
+                    killed.add(pid)
+        summary, _ = assert_same(process, tmp_path, local)
     assert summary["scored"] == summary["distinct"]
 
 
-@pytest.mark.parametrize("again", [["--engine", "ray"], ["--engine", "local"]])
-def test_a_killed_run_is_gone_on_with_by_either_engine(
-    start: Start, ray_log: tuple[object, ...], tmp_path: Path, local: tuple[bytes, dict], again: list[str]
+@pytest.mark.parametrize(
+    ("number", "code", "engine"),
+    [(signal.SIGKILL, -signal.SIGKILL, "ray"), (signal.SIGINT, 130, "local")],
+)
+def test_a_stopped_run_is_gone_on_with_by_either_engine(
+    start: Start,
+    ray_log: tuple[object, ...],
+    tmp_path: Path,
+    local: tuple[bytes, dict],
+    number: signal.Signals,
+    code: int,
+    engine: str,
 ) -> None:
     with start(*ray_log) as process:
         wait_for(lambda: kept(tmp_path) >= 2, process)
         started = descendants(process.pid)
-        assert any("raylet" in line for line in started.values())
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
-    done = kept(tmp_path)
-    _all_gone(started)
-    with start(*ray_log[:-4], *again) as process:
-        summary = assert_same(process, tmp_path, local)
-    assert 0 < summary["distinct"] - summary["scored"] <= done * PART_QUERIES
-
-
-def _all_gone(started: dict[int, str]) -> None:
-    """That processes of Ray end by themselves when the command is gone."""
-    deadline = time.monotonic() + 60
-    while left := [line for pid, line in started.items() if Path(f"/proc/{pid}").exists() and line]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
-
-
-def test_ctrl_c_ends_ray_and_keeps_what_is_scored(
-    start: Start, ray_log: tuple[object, ...], tmp_path: Path
-) -> None:
-    with start(*ray_log) as process:
-        wait_for(lambda: kept(tmp_path), process)
-        started = descendants(process.pid)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, said = process.communicate(timeout=120)
-    assert process.returncode == 130, said
+    assert process.returncode == code, said
     assert out == ""
-    assert "the same command goes on with it" in said
     assert "Traceback" not in said
-    assert kept(tmp_path)
-    _all_gone(started)
+    done = kept(tmp_path)
+    assert_gone(started)
+    arguments = ray_log if engine == "ray" else ray_log[:-4]
+    with start(*arguments) as process:
+        summary, said = assert_same(process, tmp_path, local)
+    assert 0 < summary["distinct"] - summary["scored"] <= done * PART_QUERIES
+    assert "were scored before" in said
 
 
 def test_folders_and_shards(small_bundle: Path, log: Path, tmp_path: Path, scorer: Scorer) -> None:
@@ -266,18 +271,25 @@ def test_options_that_do_not_go_together(
     assert list(tmp_path.iterdir()) == []
 
 
+_CLUSTER = """
+from ray.cluster_utils import Cluster
+nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+for _ in range(2):
+    nodes.add_node(num_cpus=1)
+print(nodes.address, flush=True)
+input()
+nodes.shutdown()
+"""
+
+
 @pytest.fixture
 def cluster() -> Iterator[str]:
     """The address of a cluster of three nodes: the first one, which the command joins, has no processors."""
-    from ray.cluster_utils import Cluster
-
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
-        for _ in range(2):
-            nodes.add_node(num_cpus=1)
-        yield nodes.address
-    finally:
-        nodes.shutdown()
+    command = [sys.executable, "-c", _CLUSTER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nodes:
+        assert nodes.stdout is not None
+        yield next(line.strip() for line in nodes.stdout if re.fullmatch(r"[\d.]+:\d+\n", line))
+        nodes.communicate("\n", timeout=60)
 
 
 def test_a_cluster_of_several_nodes(
