@@ -175,7 +175,7 @@ def test_folders_and_shards(small_bundle: Path, log: Path, tmp_path: Path, score
         bundle=small_bundle,
         inputs=[log],
         output=tmp_path / "local",
-        folder=OutputFolder(format="csv", rows_per_file=50_000),
+        folder=OutputFolder(format="csv", rows_per_file=20_000),
         k=5,
         shard=Shard(number=2, of=3),
         unordered=True,
