@@ -8,6 +8,11 @@ its own; they take turns, and the ratio is the median over the rounds. `scoring_
 bundle and reading the log out of the run. The log has each query once and then three times as many rows drawn
 by Zipf's law.
 
+`ray_actors_ratio`: queries a second that two actors of `--engine ray` score over those of one, of a thread
+each, on a Ray of this machine. Each is a process of its own; they take turns, and the ratio is the median
+over the rounds. Ray's start and the loading of the bundle are left out: the clock runs from the results of
+the fourth part, when both actors have scored some, to those of the last.
+
 `rss_ratio`: peak resident memory of a run over `--rows` rows drawn by Zipf's law over that of one over
 `--few-rows`, bundle included.
 """
@@ -34,12 +39,14 @@ from bidmatch.base.console import emit_json, say
 from bidmatch.base.errors import BidmatchError
 from bidmatch.demo.inventory import inventory
 from service.engine import Engine
-from service.scoring.parts import batches
+from service.scoring.distinct import PART_QUERIES
+from service.scoring.parts import Job, batches
 
 WORK = Path("runs/bench-serving")
 _K = 10
 _ZIPF = 1.05
 _CHUNK = 1 << 17
+_RAY_FIRST = 4
 
 
 def write_log(path: Path, distinct: int, rows: int, *, each_once: bool, seed: int = 0) -> None:
@@ -146,6 +153,46 @@ def measure_ceiling(bundle: Path, queries: int, threads: int, rounds: int, folde
     }
 
 
+def on_ray(bundle: Path, queries: Path, actors: int) -> float:
+    """Queries a second of so many actors, in a process of its own."""
+    command = [sys.executable, "-m", "bench.scoring", "--on-ray", str(queries), "--bundle", str(bundle)]
+    done = subprocess.run([*command, "--actors", str(actors)], stdout=subprocess.PIPE, check=True)
+    return float(done.stdout)
+
+
+def ray_rate(bundle: Path, queries: Path, actors: int) -> float:
+    """Queries a second of the parts of an Arrow file of queries that come after the first few."""
+    from service.scoring.cluster import ray_scorer
+
+    engine = Engine.load(bundle)
+    with pa.OSFile(str(queries)) as file:
+        parts = pa.ipc.open_file(file).num_record_batches
+    times, counts = [], []
+    with ray_scorer(None, actors, 1) as scorer:
+        for _, count in scorer(engine, Job(queries, range(parts), _K, None, None)):
+            times.append(time.perf_counter())
+            counts.append(count)
+    return sum(counts[_RAY_FIRST:]) / (times[-1] - times[_RAY_FIRST - 1])
+
+
+def measure_ray(bundle: Path, parts: int, rounds: int, folder: Path) -> dict[str, Any]:
+    log, queries = folder / "ray.tsv", folder / "ray.arrow"
+    write_log(log, parts * PART_QUERIES, parts * PART_QUERIES, each_once=True)
+    write_queries(log, queries, folder)
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    for number in range(rounds):
+        for actors, found in rates.items():
+            found.append(on_ray(bundle, queries, actors))
+        say(f"round {number + 1}: one actor {rates[1][-1]:,.0f}, two {rates[2][-1]:,.0f} queries/s")
+    return {
+        "ray_actors_ratio": float(np.median(np.divide(rates[2], rates[1]))),
+        "ray_one_per_second": float(np.median(rates[1])),
+        "ray_two_per_second": float(np.median(rates[2])),
+        "ray_parts": parts,
+        "ray_rounds": rounds,
+    }
+
+
 def measure_memory(bundle: Path, few: int, many: int, threads: int, folder: Path) -> dict[str, Any]:
     peaks = {}
     for name, rows in (("few", few), ("many", many)):
@@ -174,8 +221,13 @@ def measure_memory(bundle: Path, few: int, many: int, threads: int, folder: Path
 @click.option("--rows", default=10_000_000, show_default=True, type=click.IntRange(1000))
 @click.option("--few-rows", default=100_000, show_default=True, type=click.IntRange(1000))
 @click.option("--threads", default=0, help="0: all cores.", type=click.IntRange(0))
-@click.option("--part", default="all", show_default=True, type=click.Choice(["all", "ceiling", "memory"]))
+@click.option("--ray-parts", default=16, show_default=True, type=click.IntRange(_RAY_FIRST + 1))
+@click.option(
+    "--part", default="all", show_default=True, type=click.Choice(["all", "ceiling", "memory", "ray"])
+)
 @click.option("--ceiling", "alone", hidden=True, type=click.Path(path_type=Path))
+@click.option("--on-ray", "by_actors", hidden=True, type=click.Path(path_type=Path))
+@click.option("--actors", hidden=True, default=1)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def main(
     bundle: Path,
@@ -185,22 +237,30 @@ def main(
     rows: int,
     few_rows: int,
     threads: int,
+    ray_parts: int,
     part: str,
     alone: Path | None,
+    by_actors: Path | None,
+    actors: int,
     as_json: bool,
 ) -> None:
-    """Measure both; the bundles are those of `python -m bench.serving.bundles`."""
+    """Measure all or a part; the bundles are those of `python -m bench.serving.bundles`."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     threads = threads or len(os.sched_getaffinity(0))
     if alone is not None:
         click.echo(tight_loop(bundle, alone, threads))
         return
+    if by_actors is not None:
+        click.echo(ray_rate(bundle, by_actors, actors))
+        return
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        if part != "memory":
+        if part in ("all", "ceiling"):
             result |= measure_ceiling(bundle, queries, threads, rounds, folder)
-        if part != "ceiling":
+        if part in ("all", "ray"):
+            result |= measure_ray(bundle, ray_parts, rounds, folder)
+        if part in ("all", "memory"):
             result |= measure_memory(memory_bundle, few_rows, rows, threads, folder)
     if as_json:
         emit_json(result)

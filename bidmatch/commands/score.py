@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from bidmatch.base.console import emit_json, say
+from bidmatch.base.errors import ConfigError
 from bidmatch.base.input_files import is_pattern
 
 if TYPE_CHECKING:
     from service.scoring.output import Summary
+    from service.scoring.parts import Scorer
 
 _EPILOG = """\b
 Examples:
@@ -20,6 +23,7 @@ Examples:
   bidmatch score --bundle B --input log.parquet --query-column q -k 5 --min-score 0.8 --output matches.csv
   bidmatch score --bundle B --input day.jsonl.gz --output matches.parquet --json | jq .coverage
   bidmatch score --bundle B --input 'logs/**/*.tsv.zst' --output matches/ --shard 2/8
+  bidmatch score --bundle /shared/B --input logs/ --output matches/ --engine ray --ray-address auto
 
 Input, told by content: TSV or CSV with or without a header line, JSONL of objects or of strings, Parquet,
 plain lines, search terms reports of ads platforms; text may be compressed by gzip or zstd; a folder means the
@@ -43,6 +47,10 @@ Give each shard an output of its own.
 
 The output appears when it is whole. A run that was stopped, however hard, goes on where it was when the same
 command is given again; its work is in .OUTPUT.work beside the output. Reading starts over, scoring does not.
+
+--engine ray scores on the machines of a Ray cluster and writes the same output; this machine reads the log
+and writes. bidmatch and the bundle, at the path given, have to be on each machine, but not log or output.
+A stopped run may go on with the other engine.
 """
 
 
@@ -67,6 +75,20 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
     if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
         raise click.BadParameter(f"{value!r} is not one of 1/N to N/N, such as 2/8.", context, option)
     return int(number), int(of)
+
+
+def _scorer(
+    where: Literal["local", "ray"], ray_address: str | None, actors: int | None, threads: int
+) -> AbstractContextManager[Scorer | None]:
+    """What scores, for as long as the context holds; None: this process."""
+    if where == "ray":
+        from service.scoring.cluster import ray_scorer
+
+        return ray_scorer(ray_address, actors, threads or 1)
+    for name, value in (("--ray-address", ray_address), ("--actors", actors)):
+        if value is not None:
+            raise ConfigError(f"{name} is for scoring on Ray", hint=f"Add --engine ray, or leave {name} out.")
+    return nullcontext()
 
 
 @click.command(epilog=_EPILOG, short_help="Match a whole query log offline.")
@@ -118,7 +140,29 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
     help="Whether match types and negative keywords of phrases count, as they do when serving.",
 )
 @click.option(
-    "--threads", type=click.IntRange(0), default=0, help="Cores to use; 0 (the default): all of them."
+    "--threads",
+    type=click.IntRange(0),
+    default=0,
+    help="Cores to use; 0 (the default): all of them. With --engine ray: of each actor; 0: one.",
+)
+@click.option(
+    "--engine",
+    "where",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="What scores: this process, or actors of a Ray cluster.",
+)
+@click.option(
+    "--ray-address",
+    help="`auto` for the Ray cluster that this machine belongs to, or its HOST:PORT; if not given, a Ray is "
+    "started on this machine.",
+)
+@click.option(
+    "--actors",
+    type=click.IntRange(1),
+    help="Processes that score for --engine ray, each with the bundle loaded; if not given, as many as the "
+    "cluster has cores for.",
 )
 @click.option("--query-column", help="Column with the queries: a name, or a position from 1.")
 @click.option("--encoding", help="Encoding of text files; recognised unless given (UTF-8, UTF-16).")
@@ -148,6 +192,9 @@ def command(
     candidates: int | None,
     honour_match_types: bool,
     threads: int,
+    where: Literal["local", "ray"],
+    ray_address: str | None,
+    actors: int | None,
     query_column: str | None,
     encoding: str | None,
     bad_lines: Literal["stop", "skip"],
@@ -188,7 +235,8 @@ def command(
         overwrite=overwrite,
     )
     try:
-        summary = score_log(options)
+        with _scorer(where, ray_address, actors, threads) as scorer:
+            summary = score_log(options, scorer)
     except KeyboardInterrupt:
         say("stopped; what is scored is kept, and the same command goes on with it")
         raise

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -52,46 +53,66 @@ _SOURCES = pa.array(["index", "exact"])
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-def scored_parts(
-    engine: Engine,
-    queries: Path,
-    parts: range,
-    k: int,
-    min_score: float | None,
-    threads: int,
-    kept: Callable[[int], Path] | None,
-) -> Generator[tuple[pa.Table, int], None, None]:
-    """The results of part after part, as tables of `result_schema`, and how many queries each has.
+@dataclass(frozen=True)
+class Job:
+    """What is to be scored.
 
-    What a part holds and how it is cut into batches depends on the queries alone, never on `threads` or on
-    what was done before: with 8-bit products a query's vector depends a little on its neighbours.
-
-    Args:
-        engine: the bundle.
+    Attributes:
         queries: the Arrow file of all queries, a batch for each part.
         parts: numbers of the parts that are wanted.
         k: most matches for one query.
         min_score: see `Engine.match`.
-        threads: parts worked on at once.
-        kept: where the results of a part are kept: read where they are there, else written; None: nowhere.
+        kept: where the results of a part are kept: read where they are there, else written, as
+            `write_results` does; None: nowhere.
     """
-    schema = result_schema(engine)
+
+    queries: Path
+    parts: range
+    k: int
+    min_score: float | None
+    kept: Callable[[int], Path] | None
+
+
+ScoredParts = Generator[tuple[pa.Table, int], None, None]
+# The results of part after part, as tables of `result_schema`, and how many queries each has.
+#
+# What a part holds and how it is cut into batches depends on the queries alone, never on who scores it or on
+# what was done before: with 8-bit products a query's vector depends a little on its neighbours.
+Scorer = Callable[[Engine, Job], ScoredParts]
+
+
+def scored_parts(engine: Engine, job: Job, *, threads: int) -> ScoredParts:
+    """A `Scorer` in this process.
+
+    Args:
+        engine: the bundle.
+        job: what is to be scored.
+        threads: parts worked on at once.
+    """
 
     def score(number: int, batch: pa.RecordBatch) -> tuple[pa.Table, int]:
-        if kept is None:
-            return score_part(engine, batch, k, min_score), batch.num_rows
-        if kept(number).exists():
-            with pa.OSFile(str(kept(number))) as file:
-                return pa.ipc.open_file(file).read_all(), batch.num_rows
-        table = score_part(engine, batch, k, min_score)
-        with (
-            atomic_file(kept(number)) as partial,
-            pa.ipc.new_file(str(partial), schema, options=_LZ4) as out,
-        ):
-            out.write_table(table)
+        kept = None if job.kept is None else job.kept(number)
+        if kept is not None and kept.exists():
+            return read_results(kept), batch.num_rows
+        table = score_part(engine, batch, job.k, job.min_score)
+        if kept is not None:
+            with atomic_file(kept) as partial:
+                write_results(str(partial), table)
         return table, batch.num_rows
 
-    yield from each_part(queries, parts, threads, score)
+    yield from each_part(job.queries, job.parts, threads, score)
+
+
+def write_results(sink: Any, table: pa.Table) -> None:
+    """Write the results of a part to a path or stream."""
+    with pa.ipc.new_file(sink, table.schema, options=_LZ4) as out:
+        out.write_table(table)
+
+
+def read_results(path: Path) -> pa.Table:
+    """What `write_results` wrote."""
+    with pa.OSFile(str(path)) as file:
+        return pa.ipc.open_file(file).read_all()
 
 
 def each_part(

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ from service.engine import Engine, EngineSettings
 from service.scoring.distinct import PART_QUERIES, LogCounts, Shard, write_distinct
 from service.scoring.layout import recognise
 from service.scoring.output import Summary, Tally, write_file, write_folder
-from service.scoring.parts import result_schema, scored_parts
+from service.scoring.parts import Job, Scorer, result_schema, scored_parts
 from service.scoring.queries import BadLines, read_log
 from service.scoring.source import find_inputs, open_log
 from service.scoring.work import InputRecord, Plan, Work, open_work
@@ -88,8 +89,8 @@ class ScoreOptions(BaseModel):
     overwrite: bool = False
 
 
-def score_log(options: ScoreOptions) -> Summary:
-    """Score a query log. A run that was stopped is gone on with.
+def score_log(options: ScoreOptions, scorer: Scorer | None = None) -> Summary:
+    """Score a query log. A run that was stopped is gone on with, by whichever scorer.
 
     An output of one file appears when it is whole; so does each file of a folder, and `_SUCCESS` after the
     last.
@@ -97,8 +98,12 @@ def score_log(options: ScoreOptions) -> Summary:
     The output has a row for each match, by query in the order of first appearance, then by rank: `query` as
     first spelled, `count` of the log's rows with its key, `rank` from 1, phrase `id` and `phrase`, `score`,
     its parts `encoder` and `classifier`, `relevance` (null where the bundle has no calibration), and
-    `source`, "exact" or "index". It is the same whatever `threads`
-    is and however often the run was stopped. Memory does not grow with the log.
+    `source`, "exact" or "index". It is the same whatever `threads` and `scorer`
+    are and however often the run was stopped. Memory does not grow with the log.
+
+    Args:
+        options: what to score, and how.
+        scorer: what scores the parts of the log; None: `options.threads` of this process.
 
     Raises:
         InputError: an input is missing, damaged or has a bad line.
@@ -144,7 +149,8 @@ def score_log(options: ScoreOptions) -> Summary:
             if summary is not None:
                 work.move_out()
                 return Summary.model_validate_json(summary)
-            return _run(options, plan, files, work, started)
+            scorer = scorer or partial(scored_parts, threads=options.threads)
+            return _run(options, plan, files, work, scorer, started)
     except OSError as problem:
         where = f" ({problem.filename})" if problem.filename else ""
         raise BidmatchError(
@@ -194,7 +200,9 @@ def _refuse_input_as_output(options: ScoreOptions, files: list[Path]) -> None:
             raise ConfigError(f"{output} is the input, or holds it", hint="Name another output.")
 
 
-def _run(options: ScoreOptions, plan: Plan, files: list[Path], work: Work, started: float) -> Summary:
+def _run(
+    options: ScoreOptions, plan: Plan, files: list[Path], work: Work, scorer: Scorer, started: float
+) -> Summary:
     settings = EngineSettings(
         ef=options.ef,
         rescore=options.rescore,
@@ -216,7 +224,7 @@ def _run(options: ScoreOptions, plan: Plan, files: list[Path], work: Work, start
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.left_out.items())
         say(f"rows of reports left out: {reasons}")
     scoring = time.monotonic()
-    tally, written, scored = _score(options, plan, engine, least, counts, work)
+    tally, written, scored = _score(options, plan, engine, least, counts, work, scorer)
     scoring = time.monotonic() - scoring
     summary = _summary(options, plan, counts, tally).model_copy(
         update={
@@ -233,7 +241,13 @@ def _run(options: ScoreOptions, plan: Plan, files: list[Path], work: Work, start
 
 
 def _score(
-    options: ScoreOptions, plan: Plan, engine: Engine, least: float | None, counts: LogCounts, work: Work
+    options: ScoreOptions,
+    plan: Plan,
+    engine: Engine,
+    least: float | None,
+    counts: LogCounts,
+    work: Work,
+    scorer: Scorer,
 ) -> tuple[Tally, int, int]:
     """Score and write what is not yet: the tally of all, the number of files, how many were scored now."""
     about = {"bundle_id": plan.bundle_id, "k": str(plan.k), "min_score": str(plan.min_score)}
@@ -246,20 +260,8 @@ def _score(
     if scored < counts.distinct:
         say(f"{counts.distinct - scored:,} of {counts.distinct:,} queries were scored before")
     wanted = max(0, counts.distinct - parts.start * PART_QUERIES)
-    with (
-        progress("scoring", wanted, "queries") as step,
-        closing(
-            scored_parts(
-                engine,
-                work.queries,
-                parts,
-                options.k,
-                least,
-                options.threads,
-                work.part if first is None else None,
-            )
-        ) as results,
-    ):
+    job = Job(work.queries, parts, options.k, least, work.part if first is None else None)
+    with progress("scoring", wanted, "queries") as step, closing(scorer(engine, job)) as results:
         tables = _counted(results, step)
         if options.folder is None or first is None:
             with work.writing() as path:

@@ -193,6 +193,7 @@ class Declared:
     client: set[str]
     traces: set[str]
     milvus: set[str]
+    scale: set[str]
 
 
 def declared() -> Declared:
@@ -204,7 +205,7 @@ def declared() -> Declared:
     extras = project["optional-dependencies"]
     return Declared(
         names(project["dependencies"]),
-        *(names(extras[extra]) for extra in ("train", "client", "traces", "milvus")),
+        *(names(extras[extra]) for extra in ("train", "client", "traces", "milvus", "scale")),
     )
 
 
@@ -237,6 +238,8 @@ def test_every_imported_package_is_declared_where_it_is_needed() -> None:
                 allowed = known.client
             if module in ("export.bundle.milvus_client", "export.milvus") and one.lazy:
                 allowed = allowed | known.milvus
+            if module == "service.scoring.cluster" and one.lazy:
+                allowed = known.serving | known.scale
             if module == "service.traces" and one.lazy:
                 allowed = known.serving | known.traces
             if not named & allowed:
@@ -245,11 +248,12 @@ def test_every_imported_package_is_declared_where_it_is_needed() -> None:
 
 
 def test_what_an_extra_alone_brings_is_imported_only_where_it_is_asked_for() -> None:
-    """The service starts without OpenTelemetry or pymilvus, and the client's HTTP library is its own."""
+    """The service starts without OpenTelemetry, pymilvus or Ray; the client's HTTP library is its own."""
     homes = {
         "opentelemetry": ("service.traces",),
         "httpx": ("bidmatch.client",),
         "pymilvus": ("export.bundle.milvus_client", "export.milvus"),
+        "ray": ("service.scoring.cluster",),
     }
     for package, home in homes.items():
         users = {module for module in MODULES for one in imports(module) if within(one.module, package)}
@@ -257,9 +261,7 @@ def test_what_an_extra_alone_brings_is_imported_only_where_it_is_asked_for() -> 
         assert all(within(user, *home) for user in users), users
     for module in ("service.app", "service.worker", "bidmatch.commands.serve"):
         everything = reached(module, lazy=False)
-        assert not [
-            path for name, path in everything.items() if within(name, "opentelemetry", "httpx", "pymilvus")
-        ]
+        assert not [path for name, path in everything.items() if within(name, *homes)]
 
 
 def test_a_missing_package_of_training_is_known_as_one() -> None:
