@@ -160,7 +160,6 @@ WRONG_VALUES = [
     ("counts.phrases", 2**40),
     ("index.M", 8),
     ("index.M", 0),
-    ("index.ef_construction", 100),
     ("index.ef", 0),
     ("index.k", 55),
     ("metric", "l2"),
@@ -307,7 +306,7 @@ def test_vectors_of_another_shape_type_or_order(bundle_copy):
 def test_vectors_of_another_model(bundle_copy):
     np.save(bundle_copy.path / "vectors.npy", _vectors(bundle_copy)[::-1].copy())
     bundle_copy.reseal()
-    assert "is not over the vectors" in refused(bundle_copy.path)
+    assert "is not of the vectors" in refused(bundle_copy.path)
 
 
 def _phrases(bundle_copy, table):
@@ -354,7 +353,7 @@ def _short(array):
     return array[:-1]
 
 
-def _set(place, value):
+def _with(place, value):
     def change(array):
         changed = array.copy()
         changed[place] = value
@@ -369,16 +368,16 @@ def _set(place, value):
         ("links.npy", _short),
         ("links.npy", lambda array: array[:, :-1]),
         ("links.npy", lambda array: array.astype(np.int64)),
-        ("links.npy", _set((0, 0), 2**32 - 1)),
+        ("links.npy", _with((0, 0), 2**32 - 1)),
         ("upper.npy", lambda array: array[:, :-1]),
-        ("upper.npy", _set((0, 0), 2**31)),
-        ("upper.npy", _set((-1, 0), 10**6)),
+        ("upper.npy", _with((0, 0), 2**31)),
+        ("upper.npy", _with((-1, 0), 10**6)),
         ("codes.npy", _short),
         ("codes.npy", lambda array: array[::-1]),
-        ("codes.npy", _set((0, 0), 127)),
+        ("codes.npy", _with((0, 0), 127)),
         ("steps.npy", lambda array: array[:, :-1]),
-        ("steps.npy", _set((0, 3), np.nan)),
-        ("steps.npy", _set((0, 3), -1)),
+        ("steps.npy", _with((0, 3), np.nan)),
+        ("steps.npy", _with((0, 3), -1)),
         ("steps.npy", lambda array: 2 * array),
         ("vectors.npy", lambda array: -array),
     ],

@@ -47,14 +47,14 @@ def arrays(built: hnswlib.Index, vectors: np.ndarray) -> GraphArrays:
     return BuiltIndex(built, vectors).graph
 
 
-def over(arrays: GraphArrays, vectors: np.ndarray) -> _native.Graph:
+def over(arrays: GraphArrays, vectors: np.ndarray, split: int = SPLIT) -> _native.Graph:
     return _native.Graph(
         vectors,
         arrays.codes,
         arrays.steps,
         arrays.links,
         arrays.upper,
-        split=SPLIT,
+        split=split,
         encoder_weight=99.0,
         classifier_weight=99.0,
     )
@@ -152,7 +152,7 @@ def test_codes_order_as_the_vectors_do(dim):
     codes, steps = codes_of(rows)
     assert np.abs(codes * steps - rows).max() <= 0.5001 * steps.max()
     links = np.stack([np.delete(np.arange(40, dtype=np.uint32), one) for one in range(40)])
-    graph = over(GraphArrays(links, np.empty((0, 10), np.uint32), codes, steps), rows)
+    graph = over(GraphArrays(links, np.empty((0, 10), np.uint32), codes, steps), rows, dim // 2)
     queries = rng.normal(size=(20, dim)).astype(np.float32) * rng.choice([1e-6, 1, 1e6], (20, 1)).astype("f4")
     exact = graph.exact(queries, 5)[0]
     found = graph.search(queries, 5, 8)[0]

@@ -38,7 +38,7 @@ def test_a_phrase_finds_itself_whatever_its_script_or_case(bundle, encoder, inde
 
 
 @pytest.mark.parametrize("k", [1, 10, 54, 55, 10**6])
-def test_the_index_agrees_with_exact_search(encoder, index, k):
+def test_the_index_agrees_with_exact_search(bundle, encoder, index, k):
     vectors = encoder.encode(["red shoes", "fan", "", "花园"]).narrow
     found = index.search(vectors, k)
     rows, scores = found.rows, found.scores
@@ -49,7 +49,7 @@ def test_the_index_agrees_with_exact_search(encoder, index, k):
     assert np.allclose(scores, wanted_scores, atol=1e-5)
     assert (np.diff(scores, axis=1) <= 0).all()
     assert all(len(set(row)) == min(k, 54) for row in rows.tolist())
-    recomputed = np.take_along_axis(vectors @ np.asarray(index._vectors).T, rows, axis=1)
+    recomputed = np.take_along_axis(vectors @ np.asarray(bundle.vectors).T, rows, axis=1)
     assert np.allclose(scores, recomputed, atol=1e-5)
 
 
