@@ -23,7 +23,6 @@ from export.bundle.format import (
     ALL_FILES,
     ENCODER_FP32,
     ENCODER_INT8,
-    INDEX,
     MANIFEST,
     Counts,
     EncoderRecord,
@@ -148,7 +147,7 @@ def build_bundle(
             loader = MilvusLoader(folder, encoders.labels.narrow, options.milvus, MilvusAccess())
         tuned = _make_index(source, encoders, options, threads, loader)
         if loader is None:
-            tuned.index.save_index(str(folder / INDEX))
+            tuned.index.save(folder)
         quality, rescore = measure(
             folder, source, encoders.chosen, encoders.labels, encoders.candidates, tuned.index, threads
         )

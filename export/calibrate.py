@@ -145,7 +145,7 @@ def calibration_for(
         encoder: the one that serves.
         labels: weighted, as they are in the bundle.
         depth: phrases that are searched for when 100 are asked for, and re-scored where the bundle does that.
-        index: hnswlib's, as it serves.
+        index: as it serves.
         threads: of the search.
     """
     if len(validation) < LEAST_QUERIES:

@@ -14,6 +14,7 @@ from bidmatch.base.console import progress, say
 from export.bundle.format import CurvePoint, IndexRecord
 from export.bundle.index import exact_topk
 from export.exact import exact_search
+from export.graph import BuiltIndex
 
 # (M, ef_construction), cheapest to search and smallest in memory first.
 LADDER = ((16, 200), (24, 300), (32, 400), (48, 600))
@@ -43,7 +44,7 @@ class RecallTarget:
 
 @dataclass(frozen=True)
 class TunedIndex:
-    """A built hnswlib index, with ef set, and how it was chosen."""
+    """A built index, with ef set, and how it was chosen."""
 
     index: Any
     record: IndexRecord
@@ -151,7 +152,8 @@ def tune(
         threads: of the measurement of recall (latency is measured on one).
         build_threads: of the build.
         ladder: (M, ef_construction) to try, in this order.
-        build: gives an index with `knn_query` and `set_ef` by M and ef_construction; None for hnswlib's.
+        build: gives an index with `knn_query` and `set_ef` by M and ef_construction; None for hnswlib's
+            graph, searched as it will be served.
     """
     k = min(target.k, len(vectors))
     target = RecallTarget(target.recall, k, min(max(k, target.results), len(vectors)))
@@ -160,7 +162,10 @@ def tune(
     best: tuple[Any, CurvePoint, float] | None = None
     for rung in ladder:
         started = time.monotonic()
-        index = build_index(vectors, *rung, threads=build_threads) if build is None else build(*rung)
+        if build is None:
+            index: Any = BuiltIndex(build_index(vectors, *rung, threads=build_threads), vectors)
+        else:
+            index = build(*rung)
         seconds = time.monotonic() - started
         points = _curve(index, vectors, queries, kth_scores, target, rung, threads)
         curve += points

@@ -56,7 +56,7 @@ def measure(
         encoder: the one that serves.
         labels: label vectors.
         candidates: how many of them are re-scored.
-        index: hnswlib's, as it serves.
+        index: as it serves.
         threads: of the search.
     """
     texts, _ = texts_of(source)

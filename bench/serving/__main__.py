@@ -35,7 +35,7 @@ import numpy as np
 import orjson
 
 from bench.serving import peers
-from bench.serving.bundles import WORK, K, bundle_of, heads_of, queries_of
+from bench.serving.bundles import WORK, K, bundle_of, heads_of, hnswlib_of, queries_of
 from bench.serving.ceiling import engine_alone
 from bench.serving.figures import figures_of, missed, table
 from bench.serving.load import raise_file_limit
@@ -66,7 +66,8 @@ class Files:
 
     Attributes:
         minilm: bundle.
-        heads: of the MiniLM bundle.
+        index: hnswlib's, of the MiniLM bundle.
+        heads: likewise.
         bag: bundle.
         wide: bundle.
         queries: one a line.
@@ -76,6 +77,7 @@ class Files:
     """
 
     minilm: Path
+    index: Path
     heads: Path
     bag: Path
     wide: Path
@@ -102,6 +104,7 @@ def prepare(work: Path, scratch: Path, phrases: int, bag_phrases: int) -> Files:
     recipe = minilm(phrases)
     return Files(
         bundle_of(work, recipe, queries),
+        hnswlib_of(work, recipe),
         heads_of(work, recipe),
         bundle_of(work, bag(bag_phrases), queries),
         bundle_of(work, wide(bag_phrases), queries),
@@ -125,7 +128,7 @@ class Stage:
     def __init__(self, files: Files, logs: Path, workers: int, stack: ExitStack):
         self._files, self._logs, self._workers, self._stack = files, logs, workers, stack
         self._options = serve_options()
-        self._peer = peers.Peer(files.minilm, files.heads)
+        self._peer = peers.Peer(files.minilm, files.index, files.heads)
 
     @property
     def has_cache(self) -> bool:

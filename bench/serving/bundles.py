@@ -33,7 +33,8 @@ from export.bundle.encoder import TextEncoder, make_session
 from export.bundle.format import (
     ENCODER_FP32,
     ENCODER_INT8,
-    INDEX,
+    INDEX_FILES,
+    LINKS,
     TOKENIZER,
     VECTORS,
     WIDE,
@@ -55,6 +56,7 @@ from export.bundle.index import exact_topk
 from export.bundle.read import read_manifest
 from export.bundle.rescore import to_8_bits
 from export.bundle.write import create_vectors, create_wide, finish, write_phrases, write_tokenizer
+from export.graph import BuiltIndex
 from export.hnsw import build_index, recall_at_k, search
 from export.onnx_graph import OPSET, export_onnx
 from export.quantise import int8_instructions, milliseconds_per_query, processor, quantise
@@ -69,7 +71,7 @@ M, EF_CONSTRUCTION, SEED = 16, 200, 100
 _EFS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _FITTED, _JUDGED, _TIMED, _COMPARED = 4_096, 2_000, 500, 200
 _BLOCK = 1 << 16
-_RECORD, _HEADS = "parts.json", "heads.npz"
+_RECORD, _HEADS, _HNSWLIB = "parts.json", "heads.npz", "index.hnsw"
 
 
 def queries_of(work: Path, phrases: int) -> list[str]:
@@ -102,7 +104,7 @@ def bundle_of(work: Path, recipe: Recipe, queries: list[str]) -> Path:
     """The recipe's bundle, made or put together where it is not there; its ef is chosen on these queries."""
     path = work / recipe.name
     parts = work / f"{recipe.name}-parts"
-    if not (parts / _RECORD).is_file():
+    if not (parts / LINKS).is_file():
         _make_parts(parts, recipe, queries)
     try:
         read_manifest(path)
@@ -126,6 +128,11 @@ def twin_of(work: Path, recipe: Recipe) -> Path:
 def heads_of(work: Path, recipe: Recipe) -> Path:
     """File of the narrow heads: `g1`, `b1`, `g2`, `b2` as torch's Linear has them, `length` of a mean Φ."""
     return work / f"{recipe.name}-parts" / _HEADS
+
+
+def hnswlib_of(work: Path, recipe: Recipe) -> Path:
+    """File of hnswlib's index, whose graph the bundle has."""
+    return work / f"{recipe.name}-parts" / _HNSWLIB
 
 
 def _make_parts(parts: Path, recipe: Recipe, queries: list[str]) -> None:
@@ -226,9 +233,11 @@ def _write_vectors(
 def _write_index(
     folder: Path, recipe: Recipe, vectors: np.ndarray, queries: np.ndarray, threads: int
 ) -> IndexRecord:
-    """`index.hnsw` of the least ef that reaches the recall, or of the largest that is tried."""
+    """The index's files, and hnswlib's, with the least ef that reaches the recall, or the largest tried."""
     started = time.monotonic()
-    index = build_index(vectors, M, EF_CONSTRUCTION, threads)
+    built = build_index(vectors, M, EF_CONSTRUCTION, threads)
+    built.save_index(str(folder / _HNSWLIB))
+    index = BuiltIndex(built, vectors)
     seconds = time.monotonic() - started
     kth = _exact(vectors, queries)[:, -1]
     curve: list[CurvePoint] = []
@@ -258,7 +267,7 @@ def _write_index(
         f"{recipe.name}: index of {len(vectors):,} built in {seconds:.0f} s; ef={chosen.ef}: recall@{K} "
         f"{chosen.recall:.4f}, {chosen.mean_us:,.0f} µs a query"
     )
-    index.save_index(str(folder / INDEX))
+    index.save(folder)
     return IndexRecord(
         M=M,
         ef_construction=EF_CONSTRUCTION,
@@ -302,8 +311,8 @@ def _assemble(parts: Path, path: Path, recipe: Recipe) -> None:
         names = [
             ENCODER_FP32,
             ENCODER_INT8,
-            INDEX,
             VECTORS,
+            *sorted(INDEX_FILES),
             *((WIDE, WIDE_SCALES) if recipe.wide_dim else ()),
         ]
         for name in names:

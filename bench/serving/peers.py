@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.peers.environments import Environment, prepare
 from bench.serving.processes import Server, free_port, running
-from export.bundle.format import INDEX, PHRASES
+from export.bundle.format import PHRASES
 from export.bundle.read import read_manifest
 from trainer.encoders.pretrained import packaged_minilm
 
@@ -40,17 +40,19 @@ class Peer:
     """What a service needs to answer like ours.
 
     Attributes:
-        bundle: whose index and phrases it loads.
+        bundle: whose phrases it loads, and whose ef it searches with.
+        index: hnswlib's index of the same graph, see `bench.serving.bundles.hnswlib_of`.
         heads: the bundle's heads, see `bench.serving.bundles.heads_of`.
     """
 
     bundle: Path
+    index: Path
     heads: Path
 
     def environment(self) -> dict[str, str]:
         """Where these are, for a process that is started."""
         return {
-            "BENCH_INDEX": str(self.bundle / INDEX),
+            "BENCH_INDEX": str(self.index),
             "BENCH_PHRASES": str(self.bundle / PHRASES),
             "BENCH_EF": str(read_manifest(self.bundle).index.ef),
             "BENCH_HEADS": str(self.heads),

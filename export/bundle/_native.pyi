@@ -9,33 +9,31 @@ _Found = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Rows, int64 (n, k), best first, -1 where there are fewer, and the parts of their scores, float32 (n, k)."""
 
 class Graph:
-    """An HNSW graph as hnswlib saved it, searched where it lies. Safe to search from several threads at once.
+    """An HNSW graph, walked by vectors in 8 bits where it lies. Safe to search from several threads at once.
 
     `allowed` and `off` hold a bit a row, least significant first (`np.packbits(..., bitorder="little")`); of
     query i the rows `denied_rows[denied_offsets[i]:denied_offsets[i + 1]]`, sorted, are left out.
 
     Args:
-        data: the whole file, uint8.
-        vectors: float32 (L, dim), row i for label i.
+        vectors: float32 (L, dim).
+        codes: int8 (L, dim), the vectors over the steps.
+        steps: float32 (1, dim).
+        links: uint32 (L, degree), see `export.bundle.read.GraphArrays`.
+        upper: uint32 (n, 2 + degree above), likewise.
         split: width of the Φ_D part; the scores' parts lie between plus and minus the weights.
 
     Raises:
-        ValueError: the file's parts do not fit its size, or an argument has the wrong shape.
+        ValueError: the arrays do not fit each other.
     """
 
     def __init__(
         self,
-        data: np.ndarray,
         vectors: np.ndarray,
+        codes: np.ndarray,
+        steps: np.ndarray,
+        links: np.ndarray,
+        upper: np.ndarray,
         *,
-        header_bytes: int,
-        M: int,
-        max_links0: int,
-        node_bytes: int,
-        vector_offset: int,
-        label_offset: int,
-        max_level: int,
-        entry: int,
         split: int,
         encoder_weight: float,
         classifier_weight: float,
@@ -135,4 +133,19 @@ def score_wide(
     Raises:
         ValueError: the shapes do not fit.
         IndexError: there is no such row.
+    """
+
+def hnswlib_upper(
+    data: np.ndarray, start: int, count: int, links_bytes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where hnswlib's file has links above level 0: nodes (int64), their top levels, where their links begin.
+
+    Args:
+        data: the whole file, uint8.
+        start: where its nodes end.
+        count: nodes.
+        links_bytes: of a node's links at one level.
+
+    Raises:
+        ValueError: the file ends early, or a size is no multiple of `links_bytes`.
     """

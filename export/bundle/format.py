@@ -1,10 +1,11 @@
 """The manifest of a bundle, and the names of the files it speaks of.
 
 A bundle is an immutable folder: `manifest.json`, `encoder.onnx` (and `encoder.int8.onnx` where quantisation
-was chosen), `tokenizer.json`, `index.hnsw`, `vectors.npy`, `phrases.arrow`, the tables that find phrases by
+was chosen), `tokenizer.json`, `vectors.npy`, the index over these (`links.npy` and `upper.npy`, the HNSW graph at
+level 0 and above, `codes.npy` and `steps.npy`, the vectors in 8 bits), `phrases.arrow`, the tables that find phrases by
 id, by key and by words (`ids.npy`, `keys.npy`, `runs.npy`), where the index's results are re-scored with
-wider vectors also `wide.npy` and `wide_scales.npy`, and nothing else. Where Milvus holds the index
-there is no `index.hnsw`.
+wider vectors also `wide.npy` and `wide_scales.npy`, and nothing else. Where Milvus holds the index its four
+files are not there.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from export.bundle.relevance import CalibrationRecord
 from export.bundle.strict import Record as _Record
 from export.bundle.weights import BlendRecord
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
 ENCODER_FP32: Final = "encoder.onnx"
 ENCODER_INT8: Final = "encoder.int8.onnx"
 TOKENIZER = "tokenizer.json"
-INDEX = "index.hnsw"
+LINKS = "links.npy"
+UPPER = "upper.npy"
+CODES = "codes.npy"
+STEPS = "steps.npy"
 VECTORS = "vectors.npy"
 WIDE = "wide.npy"
 WIDE_SCALES = "wide_scales.npy"
@@ -33,7 +37,8 @@ IDS = "ids.npy"
 KEYS = "keys.npy"
 RUNS = "runs.npy"
 LOOKUPS = (IDS, KEYS, RUNS)
-REQUIRED_FILES = frozenset({ENCODER_FP32, TOKENIZER, INDEX, VECTORS, PHRASES, *LOOKUPS})
+INDEX_FILES = frozenset({LINKS, UPPER, CODES, STEPS})
+REQUIRED_FILES = frozenset({ENCODER_FP32, TOKENIZER, VECTORS, PHRASES, *LOOKUPS}) | INDEX_FILES
 WIDE_FILES = frozenset({WIDE, WIDE_SCALES})
 ALL_FILES = REQUIRED_FILES | WIDE_FILES | {MANIFEST, ENCODER_INT8}
 
@@ -186,7 +191,7 @@ MilvusIndexType = Literal["HNSW", "DISKANN", "AUTOINDEX", "FLAT"]
 
 
 class MilvusRecord(_Record):
-    """Where the index is that a bundle has in Milvus, instead of `index.hnsw`.
+    """Where the index is that a bundle has in Milvus, instead of in files.
 
     Attributes:
         uri: of the deployment, without credentials; `BIDMATCH_MILVUS_URI` overrides it.
@@ -324,7 +329,7 @@ class Manifest(_Record):
         files: every file of the bundle but the manifest.
         encoder: the ONNX encoder.
         index: the HNSW index; of Milvus' other kinds `ef` is the width of a search, M counts for nothing.
-        milvus: where the index is, if in Milvus; None for `index.hnsw`.
+        milvus: where the index is, if in Milvus; None for files.
         rescore: how the index's results are re-scored with wider vectors; None where they are not.
         data: what it was trained on.
         quality: measured on this very bundle.
@@ -335,7 +340,7 @@ class Manifest(_Record):
         checksum: SHA-256 of the manifest's bytes with this field's 64 digits as zeros.
     """
 
-    format_version: Literal[3]
+    format_version: Literal[4]
     bundle_id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
     created: str
     model: ModelRecord
@@ -359,8 +364,8 @@ class Manifest(_Record):
 
     @property
     def index_sha256(self) -> str:
-        """What tells one index over these phrases from another: of `index.hnsw`, or of Milvus' vectors."""
-        return self.files[VECTORS if self.milvus is not None else INDEX].sha256
+        """What tells one index over these phrases from another: of the graph, or of Milvus' vectors."""
+        return self.files[VECTORS if self.milvus is not None else LINKS].sha256
 
 
 def targets_of(index: IndexRecord, rescore: RescoreRecord | None) -> dict[str, float | int]:
@@ -374,14 +379,14 @@ def targets_of(index: IndexRecord, rescore: RescoreRecord | None) -> dict[str, f
 def bundle_id(files: dict[str, str], targets: dict[str, float | int]) -> str:
     """Twelve hex digits that name what a bundle answers with.
 
-    The graph of `index.hnsw` is left out: a parallel build is never twice the same, while the vectors it
+    The graph is left out: a parallel build is never twice the same, while the vectors it
     is over and the recall it must reach are.
 
     Args:
         files: file name -> hex SHA-256.
         targets: `target_recall` and `k` of the index, `candidates` and `per_match` of re-scoring.
     """
-    parts = {name: digest for name, digest in files.items() if name != INDEX}
+    parts = {name: digest for name, digest in files.items() if name not in (LINKS, UPPER)}
     text = json.dumps([FORMAT_VERSION, parts, targets], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -7,12 +7,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from bidmatch.base.errors import BidmatchError, DamagedError
+from bidmatch.base.errors import BidmatchError
 from export.bundle import _native
-from export.bundle.format import INDEX
-from export.bundle.index_file import HEADER_BYTES, IndexHeader
-from export.bundle.read import Bundle
-from export.bundle.weights import narrow_weights
+from export.bundle.format import INDEX_FILES, VECTORS
+from export.bundle.read import Bundle, GraphArrays
+from export.bundle.weights import BlendRecord, narrow_weights
 
 _QUERY_BLOCK = 512
 _ROW_BLOCK = 32_768
@@ -229,8 +228,9 @@ class Index(Protocol):
 class PhraseIndex:
     """The phrases nearest to a vector. Safe to search from several threads at once: it holds no state.
 
-    The graph is searched in the mapped file, so processes that serve one bundle share it, and opening it
-    reads next to nothing.
+    The graph is searched in the mapped files, so processes that serve one bundle share it, and opening it
+    reads next to nothing. It is walked by the vectors in 8 bits, which takes a quarter of the memory traffic,
+    and the `ef` rows that a walk ends with are put in order by the vectors themselves.
 
     Args:
         bundle: a verified bundle.
@@ -241,7 +241,7 @@ class PhraseIndex:
         ef: width of a search unless it asks for more.
 
     Raises:
-        DamagedError: the graph's parts do not fit its file, or the file changed since it was verified.
+        DamagedError: a file changed since it was verified.
     """
 
     def __init__(self, bundle: Bundle):
@@ -249,29 +249,12 @@ class PhraseIndex:
         self.count = bundle.manifest.counts.phrases
         self.dim = bundle.manifest.dim
         self.ef = bundle.manifest.index.ef
-        self._vectors = bundle.vectors
-        bundle.check_unchanged(INDEX)
-        raw = bundle.map_bytes(INDEX)
-        header = IndexHeader.parse(raw[:HEADER_BYTES].tobytes())
-        encoder_weight, classifier_weight = narrow_weights(bundle.manifest.blend)
-        try:
-            self._graph = _native.Graph(
-                raw,
-                np.asarray(bundle.vectors),
-                header_bytes=HEADER_BYTES,
-                M=header.M,
-                max_links0=header.max_links0,
-                node_bytes=header.node_bytes,
-                vector_offset=header.vector_offset,
-                label_offset=header.label_offset,
-                max_level=header.max_level,
-                entry=header.entry,
-                split=bundle.manifest.encoder_dim,
-                encoder_weight=encoder_weight,
-                classifier_weight=classifier_weight,
-            )
-        except ValueError as error:
-            raise DamagedError(f"{bundle.path}: {INDEX} cannot be loaded: {error}") from error
+        assert bundle.graph is not None
+        for name in sorted(INDEX_FILES | {VECTORS}):
+            bundle.check_unchanged(name)
+        self._graph = searchable(
+            bundle.graph, np.asarray(bundle.vectors), bundle.manifest.encoder_dim, bundle.manifest.blend
+        )
 
     def search(
         self,
@@ -346,6 +329,27 @@ class PhraseIndex:
         if admitted is None or admitted.rows is None:
             return False
         return admitted.count**2 <= _COMPARED * ef * self.count
+
+
+def searchable(
+    graph: GraphArrays, vectors: np.ndarray, encoder_dim: int, blend: BlendRecord | None
+) -> _native.Graph:
+    """The compiled search over a graph and its vectors, float32 (L, dim), which it keeps.
+
+    Raises:
+        ValueError: the arrays do not fit each other.
+    """
+    encoder_weight, classifier_weight = narrow_weights(blend)
+    return _native.Graph(
+        vectors,
+        graph.codes,
+        graph.steps,
+        graph.links,
+        graph.upper,
+        split=encoder_dim,
+        encoder_weight=encoder_weight,
+        classifier_weight=classifier_weight,
+    )
 
 
 def width_of(ef: int, count: int, admitted: Admitted | None) -> int:

@@ -22,16 +22,20 @@ from bidmatch.base import text
 from bidmatch.base.errors import DamagedError
 from bidmatch.base.files import PARTIAL_SUFFIX
 from export.bundle.format import (
+    CODES,
     ENCODER_INT8,
     FORMAT_VERSION,
     IDS,
-    INDEX,
+    INDEX_FILES,
     KEYS,
+    LINKS,
     LOOKUPS,
     MANIFEST,
     PHRASES,
     REQUIRED_FILES,
     RUNS,
+    STEPS,
+    UPPER,
     VECTORS,
     WIDE,
     WIDE_FILES,
@@ -41,7 +45,6 @@ from export.bundle.format import (
     checksum_holds,
     targets_of,
 )
-from export.bundle.index_file import HEADER_BYTES, IndexHeader, nodes
 from export.bundle.lookup import hash_texts
 from export.bundle.weights import EVEN, wide_weights
 
@@ -79,6 +82,23 @@ class WideVectors:
     weights: tuple[float, float] = EVEN
 
 
+class GraphArrays(NamedTuple):
+    """An HNSW graph and the vectors in 8 bits that it is walked by, as the bundle's files hold them.
+
+    Attributes:
+        links: uint32 (L, degree): a row's neighbours at level 0, filled up with 2^32 - 1.
+        upper: uint32 (n, 2 + degree above), from the top level down, first the entry: a row; its place one
+            level below in this array, or 2^32 - 1 at level 1; its neighbours, as places in this array.
+        codes: int8 (L, dim), the vectors over `steps`, rounded.
+        steps: float32 (1, dim), >= 0.
+    """
+
+    links: np.ndarray
+    upper: np.ndarray
+    codes: np.ndarray
+    steps: np.ndarray
+
+
 class Lookups(NamedTuple):
     """Tables of `export.bundle.lookup`, int64 (2, n) each: sorted hashes and their rows.
 
@@ -102,6 +122,7 @@ class Bundle:
         manifest: what it says of itself.
         phrases: Arrow table of L rows: `id` (string, unique), `text` (string), user columns. Memory-mapped.
         vectors: float32 (L, dim), [w_D Φ_D(z) ⊕ w_C N(Ψ)], row i for phrase i. Memory-mapped, read-only.
+        graph: what is searched; None where the index is in Milvus. Memory-mapped, read-only.
         wide: the vectors that re-score what the index finds; None where the bundle has none.
         lookups: how phrases are found by their texts. Memory-mapped, read-only.
         stamps: what tells a file from another one, or from itself written to, by its name.
@@ -111,6 +132,7 @@ class Bundle:
     manifest: Manifest
     phrases: pa.Table
     vectors: np.ndarray
+    graph: GraphArrays | None
     wide: WideVectors | None
     lookups: Lookups
     stamps: Mapping[str, tuple[int, ...]] = field(repr=False)
@@ -132,11 +154,6 @@ class Bundle:
         if hashlib.sha256(raw).hexdigest() != self.manifest.files[name].sha256:
             _damaged(self.path, f"{name} changed after it was opened")
         return raw
-
-    def map_bytes(self, name: str) -> np.ndarray:
-        """The very file that was verified, mapped: uint8, read-only."""
-        size = self.manifest.files[name].bytes
-        return np.asarray(np.memmap(self._files[name], dtype=np.uint8, mode="r", shape=(size,)))
 
     def check_unchanged(self, name: str) -> None:
         """Raises DamagedError where a file was written to since it was verified."""
@@ -197,13 +214,12 @@ def verify_folder(path: Path, *, stamps: Mapping[str, tuple[int, ...]] | None = 
         wide = _read_wide(path, manifest, files)
         lookups = Lookups(*(_read_lookup(path, manifest, files[name], name) for name in LOOKUPS))
         _check_lookups(path, phrases, lookups)
-        if INDEX in files:
-            _check_index(path, manifest, files[INDEX], vectors)
+        graph = None if manifest.milvus is not None else _read_graph(path, manifest, files, vectors)
     except BaseException:
         for stream in files.values():
             stream.close()
         raise
-    return Bundle(path, manifest, phrases, vectors, wide, lookups, found, files)
+    return Bundle(path, manifest, phrases, vectors, graph, wide, lookups, found, files)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -253,7 +269,7 @@ def _check_agreement(path: Path, manifest: Manifest) -> None:
     names = set(manifest.files)
     wanted = REQUIRED_FILES | ({ENCODER_INT8} if manifest.encoder.precision == "int8" else set())
     wanted |= WIDE_FILES if manifest.rescore is not None else set()
-    wanted -= {INDEX} if manifest.milvus is not None else set()
+    wanted -= INDEX_FILES if manifest.milvus is not None else set()
     if names != wanted:
         _damaged(
             path, f"{MANIFEST} lists {', '.join(sorted(names))}; there should be {', '.join(sorted(wanted))}"
@@ -427,22 +443,26 @@ def _check_lookups(path: Path, phrases: pa.Table, lookups: Lookups) -> None:
             _damaged(path, f"{PHRASES} has two phrases with one id")
 
 
-def _check_index(path: Path, manifest: Manifest, stream: BinaryIO, vectors: np.ndarray) -> None:
-    try:
-        header = IndexHeader.parse(os.pread(stream.fileno(), HEADER_BYTES, 0))
-    except ValueError as error:
-        _damaged(path, f"{INDEX}: {error}")
-    count = manifest.counts.phrases
-    problem = header.problem(
-        count=count,
-        dim=manifest.dim,
-        M=manifest.index.M,
-        ef_construction=manifest.index.ef_construction,
-        file_bytes=manifest.files[INDEX].bytes,
-    )
-    if problem:
-        _damaged(path, f"{INDEX}: {problem}")
-    raw = np.memmap(stream, dtype=np.uint8, mode="r")
-    labels, stored = nodes(raw, header, np.unique(np.linspace(0, count - 1, _SAMPLED_NODES).astype(np.int64)))
-    if labels.min() < 0 or labels.max() >= count or not np.array_equal(vectors[labels], stored):
-        _damaged(path, f"{INDEX} is not over the vectors of {VECTORS}")
+def _read_graph(
+    path: Path, manifest: Manifest, files: Mapping[str, BinaryIO], vectors: np.ndarray
+) -> GraphArrays:
+    count, degree = manifest.counts.phrases, manifest.index.M
+    width = 2 + degree
+    places = max(0, (manifest.files[UPPER].bytes - _NPY_HEADER_BYTES) // (4 * width))
+    links = _map_array(path, manifest, files[LINKS], LINKS, "<u4", (count, 2 * degree))
+    upper = _map_array(path, manifest, files[UPPER], UPPER, "<u4", (places, width))
+    codes = _map_array(path, manifest, files[CODES], CODES, "i1", (count, manifest.dim))
+    steps = _map_array(path, manifest, files[STEPS], STEPS, "<f4", (1, manifest.dim))
+    if not (np.isfinite(steps) & (steps >= 0)).all():
+        _damaged(path, f"{STEPS} has values that are no steps")
+    if places and (upper[:, 0] >= count).any():
+        _damaged(path, f"{UPPER} does not lead to the phrases")
+    sampled = np.unique(np.linspace(0, count - 1, _SAMPLED_NODES).astype(np.int64))
+    # Half a step, and what rounding adds to it.
+    if not (np.abs(codes[sampled] * steps - vectors[sampled]) <= 0.501 * steps + 1e-6).all():
+        _damaged(path, f"{CODES} is not of the vectors of {VECTORS}")
+    # Neighbours of a row, up to the first number that is none.
+    ended = links[sampled] >= count
+    if (ended[:, :-1] & ~ended[:, 1:]).any():
+        _damaged(path, f"{LINKS} does not lead to the phrases")
+    return GraphArrays(*map(np.asarray, (links, upper, codes, steps)))

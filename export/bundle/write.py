@@ -11,11 +11,15 @@ import pyarrow as pa
 from bidmatch.base.errors import InputError
 from bidmatch.base.files import sha256_file
 from export.bundle.format import (
+    CODES,
     FORMAT_VERSION,
+    LINKS,
     LOOKUPS,
     MANIFEST,
     PHRASES,
+    STEPS,
     TOKENIZER,
+    UPPER,
     VECTORS,
     WIDE,
     WIDE_SCALES,
@@ -26,7 +30,7 @@ from export.bundle.format import (
     targets_of,
 )
 from export.bundle.lookup import lookup_tables
-from export.bundle.read import verify_folder
+from export.bundle.read import GraphArrays, verify_folder
 
 
 def write_phrases(folder: Path, phrases: pa.Table) -> None:
@@ -68,6 +72,15 @@ def create_wide(folder: Path, count: int, dim: int) -> tuple[np.memmap, np.memma
     `export.bundle.rescore.to_8_bits` gives what goes in; flush both when they are filled.
     """
     return _create(folder / WIDE, "i1", (count, dim)), _create(folder / WIDE_SCALES, "<f4", (count, 2))
+
+
+def write_graph(folder: Path, graph: GraphArrays) -> None:
+    """Write the index's files: `links.npy`, `upper.npy`, `codes.npy` and `steps.npy`."""
+    arrays = ((LINKS, graph.links, "<u4"), (UPPER, graph.upper, "<u4"))
+    arrays += ((CODES, graph.codes, "i1"), (STEPS, graph.steps, "<f4"))
+    for name, array, kind in arrays:
+        with (folder / name).open("wb") as stream:
+            np.lib.format.write_array(stream, array.astype(kind, copy=False), version=(1, 0))
 
 
 def _create(file: Path, kind: str, shape: tuple[int, int]) -> np.memmap:

@@ -100,7 +100,7 @@ def in_milvus(bundle: Path, path: Path, uri: str, index_type: str = "HNSW") -> P
         fields = {name: value for name, value in opened.manifest if name not in ours}
         with atomic_dir(path) as folder:
             for name in opened.manifest.files:
-                if name != fmt.INDEX:
+                if name not in fmt.INDEX_FILES:
                     shutil.copy(bundle / name, folder / name)
             loader = MilvusLoader(folder, np.asarray(opened.vectors), target, MilvusAccess())
             loader.build(opened.manifest.index.M, opened.manifest.index.ef_construction)

@@ -1,178 +1,171 @@
-// Searches an HNSW graph as hnswlib saved it, where it lies: the bytes may be a mapped file that processes share.
+// Searches an HNSW graph where its arrays lie: they may be mapped files that processes share.
 //
-// Layout (hnswlib 0.8, 64-bit little-endian): a header, then `count` nodes of
-//   links at level 0 (uint32 number, uint32 x max_links0), vector (float32 x dim), label (uint64),
-// then for each node a uint32 size and that many bytes of links above level 0, (1 + M) uint32 a level.
+// The walk goes by vectors in 8 bits, a quarter of the memory that single precision would take from all over, and
+// what it ends with is scored anew by the vectors themselves.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "kernels.h"
 #include "search.h"
 
 namespace bidmatch {
 
-struct Layout {
-    size_t header_bytes, count, dim, M, max_links0, node_bytes, vector_offset, label_offset;
-    int max_level;
-    uint32_t entry;
+// `count` rows of width `dim`. Links and rows that a damaged array makes too large are not followed.
+struct Arrays {
+    size_t count, dim;
+    const float* vectors;    // (count, dim)
+    const int8_t* codes;     // (count, dim): vectors / steps, rounded
+    const float* steps;      // (dim)
+    const uint32_t* links;   // (count, degree): neighbours at level 0, filled up with numbers of no row
+    size_t degree;
+    // (upper_count, 2 + upper_degree), from the top level down: a row; where the row stands one level below in
+    // this array, or no number of it at level 1; and neighbours, as places in this array. The first is the entry.
+    const uint32_t* upper;
+    size_t upper_count, upper_degree;
 };
 
 class Graph {
    public:
-    Graph(const uint8_t* data, size_t bytes, const Layout& layout)
-        : nodes_(data + layout.header_bytes), at_(layout), dot_(kernels().dot) {
-        const size_t level0 = at_.header_bytes + at_.count * at_.node_bytes;
-        if (bytes < level0) throw std::invalid_argument("the index ends within its nodes");
-        if (at_.count == 0 || at_.entry >= at_.count) throw std::invalid_argument("the index has no entry");
-        const size_t links_bytes = (1 + at_.M) * sizeof(uint32_t);
-        size_t at = level0;
-        for (size_t node = 0; node < at_.count; ++node) {
-            uint32_t size = 0;
-            if (bytes - at < sizeof size) throw std::invalid_argument("the index ends within its upper levels");
-            std::memcpy(&size, data + at, sizeof size);
-            at += sizeof size;
-            if (size == 0) continue;
-            if (size % links_bytes || size > bytes - at)
-                throw std::invalid_argument("the index has upper links of a wrong size at node " + std::to_string(node));
-            upper_nodes_.push_back(static_cast<uint32_t>(node));
-            upper_links_.push_back(reinterpret_cast<const uint8_t*>(data + at));
-            upper_levels_.push_back(static_cast<uint8_t>(std::min<size_t>(size / links_bytes, 255)));
-            at += size;
-        }
-    }
+    explicit Graph(const Arrays& arrays)
+        : at_(arrays), dot_(kernels().dot), dot_codes_(kernels().dot_codes) {}
 
     size_t count() const { return at_.count; }
     size_t dim() const { return at_.dim; }
+    const float* vector(size_t row) const { return at_.vectors + row * at_.dim; }
 
-    // The row that a node stands for; `count` where the file names one that is not there.
-    uint64_t label(uint32_t node) const {
-        uint64_t label;
-        std::memcpy(&label, this->node(node) + at_.label_offset, sizeof label);
-        return std::min<uint64_t>(label, at_.count);
-    }
-
-    const float* vector(uint32_t node) const {
-        return reinterpret_cast<const float*>(this->node(node) + at_.vector_offset);
-    }
-
-    // The best `ef` nodes (`k` at least) among those that the rules admit, in no order, as labels.
-    // Returns false where more than `budget` vectors were compared, which leaves the result unfinished.
+    // The best rows by their vectors among the `ef` best by their codes of those that the rules admit.
+    // Returns false where more than `budget` codes were compared, which leaves the result unfinished.
     bool search(const float* query, size_t ef, const Rules& rules, size_t budget, Best& best) const {
+        if (at_.count == 0) return true;
         Scratch& own = scratch();
         own.visited.resize(at_.count);
         own.candidates.clear();
         own.top.clear();
-        const uint32_t start = descend(query);
-        bool finished;
-        if (rules.any())
-            finished = level0<true>(query, ef, rules, budget, start, own);
-        else
-            finished = level0<false>(query, ef, rules, budget, start, own);
+        own.coded.resize(at_.dim);
+        encode(query, own.coded.data());
+        const int16_t* coded = own.coded.data();
+        const uint32_t start = descend(coded);
+        const bool finished = rules.any() ? level0<true>(coded, ef, rules, budget, start, own)
+                                          : level0<false>(coded, ef, rules, budget, start, own);
         own.visited.clear();
-        for (const Scored& found : own.top.items()) {
-            const uint64_t row = label(found.node);
-            if (row < at_.count) best.offer(found.score, static_cast<uint32_t>(row));
+        const std::vector<Scored>& found = own.top.items();
+        constexpr size_t kAhead = 8;
+        for (size_t i = 0; i < std::min(kAhead, found.size()); ++i) prefetch_vector(vector(found[i].node), at_.dim);
+        for (size_t i = 0; i < found.size(); ++i) {
+            if (i + kAhead < found.size()) prefetch_vector(vector(found[i + kAhead].node), at_.dim);
+            best.offer(dot_(query, vector(found[i].node), at_.dim), found[i].node);
         }
         return finished;
     }
 
    private:
-    const uint8_t* node(uint32_t node) const { return nodes_ + size_t(node) * at_.node_bytes; }
-
-    bool admits(const Rules& rules, uint32_t node) const {
-        const uint64_t row = label(node);
-        return row < at_.count && rules.admits(row);
+    // The query times the codes' steps in 15 bits, less where the sum of so many products could overflow.
+    void encode(const float* query, int16_t* coded) const {
+        const float most = std::min(16383.0f, 2147483647.0f / (127.0f * static_cast<float>(at_.dim)));
+        float largest = 0;
+        for (size_t i = 0; i < at_.dim; ++i) largest = std::max(largest, std::fabs(query[i] * at_.steps[i]));
+        const float scale = largest > 0 ? most / largest : 0;
+        for (size_t i = 0; i < at_.dim; ++i)
+            coded[i] = static_cast<int16_t>(std::lrintf(query[i] * at_.steps[i] * scale));
     }
 
-    static uint32_t number(const uint8_t* links, size_t most) {
-        uint32_t count;
-        std::memcpy(&count, links, sizeof count);
-        return std::min<uint32_t>(count & 0xffff, static_cast<uint32_t>(most));
+    float score(const int16_t* coded, uint32_t row) const {
+        return static_cast<float>(dot_codes_(coded, codes(row), at_.dim));
     }
 
-    const uint8_t* links_above(uint32_t node, int level) const {
-        const auto found = std::lower_bound(upper_nodes_.begin(), upper_nodes_.end(), node);
-        if (found == upper_nodes_.end() || *found != node) return nullptr;
-        const size_t place = static_cast<size_t>(found - upper_nodes_.begin());
-        if (level > upper_levels_[place]) return nullptr;
-        return upper_links_[place] + size_t(level - 1) * (1 + at_.M) * sizeof(uint32_t);
+    const int8_t* codes(uint32_t row) const { return at_.codes + size_t(row) * at_.dim; }
+    void prefetch_codes(uint32_t row) const {
+        const char* start = reinterpret_cast<const char*>(codes(row));
+        for (size_t at = 0; at < at_.dim; at += 64) prefetch(start + at);
     }
 
-    // From the entry down to level 1, each time to the nearest node.
-    uint32_t descend(const float* query) const {
-        uint32_t current = at_.entry;
-        float score = dot_(query, vector(current), at_.dim);
-        for (int level = at_.max_level; level > 0; --level) {
+    const uint32_t* place(size_t at) const { return at_.upper + at * (2 + at_.upper_degree); }
+
+    // From the entry down to level 1, each time to the nearest row.
+    uint32_t descend(const int16_t* coded) const {
+        if (at_.upper_count == 0 || place(0)[0] >= at_.count) return 0;
+        size_t current = 0;
+        float nearest = score(coded, place(0)[0]);
+        while (true) {
             for (bool moved = true; moved;) {
                 moved = false;
-                const uint8_t* links = links_above(current, level);
-                if (!links) break;
-                const uint32_t count = number(links, at_.M);
-                const uint32_t* ids = reinterpret_cast<const uint32_t*>(links) + 1;
-                for (uint32_t i = 0; i < count; ++i)
-                    if (ids[i] < at_.count) prefetch_vector(vector(ids[i]), at_.dim);
-                for (uint32_t i = 0; i < count; ++i) {
-                    if (ids[i] >= at_.count) continue;
-                    const float other = dot_(query, vector(ids[i]), at_.dim);
-                    if (other > score) {
-                        score = other;
+                const uint32_t* ids = place(current) + 2;
+                for (size_t i = 0; i < at_.upper_degree; ++i) {
+                    if (ids[i] >= at_.upper_count) break;
+                    const uint32_t row = place(ids[i])[0];
+                    if (row < at_.count) prefetch_codes(row);
+                }
+                for (size_t i = 0; i < at_.upper_degree; ++i) {
+                    if (ids[i] >= at_.upper_count) break;
+                    const uint32_t row = place(ids[i])[0];
+                    if (row >= at_.count) continue;
+                    const float other = score(coded, row);
+                    if (other > nearest) {
+                        nearest = other;
                         current = ids[i];
                         moved = true;
                     }
                 }
             }
+            const uint32_t below = place(current)[1];
+            if (below >= at_.upper_count || below <= current || place(below)[0] >= at_.count)
+                return place(current)[0];
+            current = below;
         }
-        return current;
     }
 
     template <bool ruled>
-    bool level0(const float* query, size_t ef, const Rules& rules, size_t budget, uint32_t start, Scratch& own) const {
+    bool level0(const int16_t* coded, size_t ef, const Rules& rules, size_t budget, uint32_t start,
+                Scratch& own) const {
         const float least = -std::numeric_limits<float>::infinity();
-        const float first = dot_(query, vector(start), at_.dim);
+        const float first = score(coded, start);
         own.visited.visit(start);
         own.candidates.push({first, start});
-        if (!ruled || admits(rules, start)) own.top.push({first, start});
+        if (!ruled || rules.admits(start)) own.top.push({first, start});
         size_t compared = 1;
         uint32_t fresh[512];
         while (!own.candidates.empty()) {
             const Scored nearest = own.candidates.front();
             if (own.top.size() >= ef && nearest.score < own.top.front().score) break;
             own.candidates.pop();
-            const uint8_t* here = node(nearest.node);
-            const uint32_t count = number(here, at_.max_links0);
-            const uint32_t* ids = reinterpret_cast<const uint32_t*>(here) + 1;
+            const uint32_t* ids = at_.links + size_t(nearest.node) * at_.degree;
             uint32_t found = 0;
-            for (uint32_t i = 0; i < count && found < 512; ++i) {
-                if (ids[i] >= at_.count || !own.visited.visit(ids[i])) continue;
-                prefetch_vector(vector(ids[i]), at_.dim);
+            for (size_t i = 0; i < at_.degree && found < 512; ++i) {
+                if (ids[i] >= at_.count) break;
+                if (!own.visited.visit(ids[i])) continue;
+                prefetch_codes(ids[i]);
                 fresh[found++] = ids[i];
             }
             compared += found;
             if (ruled && compared > budget) return false;
             for (uint32_t i = 0; i < found; ++i) {
-                const float score = dot_(query, vector(fresh[i]), at_.dim);
+                const float other = score(coded, fresh[i]);
                 const float bound = own.top.size() < ef ? least : own.top.front().score;
-                if (!(score > bound)) continue;
-                own.candidates.push({score, fresh[i]});
-                prefetch(node(own.candidates.front().node));
-                if (ruled && !admits(rules, fresh[i])) continue;
-                own.top.push({score, fresh[i]});
+                if (!(other > bound)) continue;
+                own.candidates.push({other, fresh[i]});
+                prefetch_links(own.candidates.front().node);
+                if (ruled && !rules.admits(fresh[i])) continue;
+                own.top.push({other, fresh[i]});
                 if (own.top.size() > ef) own.top.pop();
             }
         }
         return true;
     }
 
-    const uint8_t* nodes_;
-    Layout at_;
+    void prefetch_links(uint32_t row) const {
+        const char* start = reinterpret_cast<const char*>(at_.links + size_t(row) * at_.degree);
+        for (size_t at = 0; at < at_.degree * sizeof(uint32_t); at += 64) prefetch(start + at);
+    }
+
+    Arrays at_;
     Dot dot_;
-    // The nodes above level 0, a sixteenth of all or so.
-    std::vector<uint32_t> upper_nodes_;
-    std::vector<const uint8_t*> upper_links_;
-    std::vector<uint8_t> upper_levels_;
+    DotCodes dot_codes_;
 };
 
 }  // namespace bidmatch

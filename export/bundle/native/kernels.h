@@ -15,6 +15,8 @@ namespace bidmatch {
 using Dot = float (*)(const float* a, const float* b, size_t n);
 // Sum of a[i] * b[i], b in 8 bits.
 using DotInt8 = float (*)(const float* a, const int8_t* b, size_t n);
+// The same in whole numbers; the caller keeps the sum within 32 bits.
+using DotCodes = int32_t (*)(const int16_t* a, const int8_t* b, size_t n);
 
 inline float dot_portable(const float* a, const float* b, size_t n) {
     float sums[8] = {};
@@ -33,6 +35,12 @@ inline float dot_int8_portable(const float* a, const int8_t* b, size_t n) {
         for (size_t j = 0; j < 8; ++j) sums[j] += a[i + j] * static_cast<float>(b[i + j]);
     float sum = ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
     for (; i < n; ++i) sum += a[i] * static_cast<float>(b[i]);
+    return sum;
+}
+
+inline int32_t dot_codes_portable(const int16_t* a, const int8_t* b, size_t n) {
+    int32_t sum = 0;
+    for (size_t i = 0; i < n; ++i) sum += static_cast<int32_t>(a[i]) * b[i];
     return sum;
 }
 
@@ -73,11 +81,34 @@ __attribute__((target("avx2,fma"))) inline float dot_int8_avx2(const float* a, c
     for (; i < n; ++i) sum += a[i] * static_cast<float>(b[i]);
     return sum;
 }
+
+__attribute__((target("avx2"))) inline __m256i sixteen_products(const int16_t* a, const int8_t* b) {
+    const __m256i codes = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
+    return _mm256_madd_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)), codes);
+}
+
+__attribute__((target("avx2"))) inline int32_t dot_codes_avx2(const int16_t* a, const int8_t* b, size_t n) {
+    __m256i x = _mm256_setzero_si256(), y = _mm256_setzero_si256();
+    size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        x = _mm256_add_epi32(x, sixteen_products(a + i, b + i));
+        y = _mm256_add_epi32(y, sixteen_products(a + i + 16, b + i + 16));
+    }
+    for (; i + 16 <= n; i += 16) x = _mm256_add_epi32(x, sixteen_products(a + i, b + i));
+    x = _mm256_add_epi32(x, y);
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+    int32_t sum = _mm_cvtsi128_si32(four);
+    for (; i < n; ++i) sum += static_cast<int32_t>(a[i]) * b[i];
+    return sum;
+}
 #endif
 
 struct Kernels {
     Dot dot = dot_portable;
     DotInt8 dot_int8 = dot_int8_portable;
+    DotCodes dot_codes = dot_codes_portable;
     const char* name = "portable";
 
     Kernels() {
@@ -85,6 +116,7 @@ struct Kernels {
         if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
             dot = dot_avx2;
             dot_int8 = dot_int8_avx2;
+            dot_codes = dot_codes_avx2;
             name = "avx2";
         }
 #endif

@@ -114,18 +114,33 @@ void check_k(size_t k) {
     if (k < 1) throw py::value_error("k must be at least 1");
 }
 
+// float32 (rows, columns) and its like, C-contiguous.
+template <class T>
+void check_shape(const Array<T>& array, const char* name, size_t rows, size_t columns) {
+    if (array.ndim() != 2 || static_cast<size_t>(array.shape(0)) != rows ||
+        static_cast<size_t>(array.shape(1)) != columns)
+        throw py::value_error(std::string(name) + " must have the shape (" + std::to_string(rows) + ", " +
+                              std::to_string(columns) + ")");
+}
+
 class PyGraph {
    public:
-    PyGraph(Array<uint8_t> data, Floats vectors, size_t header_bytes, size_t M, size_t max_links0, size_t node_bytes,
-            size_t vector_offset, size_t label_offset, int max_level, uint32_t entry, size_t split,
-            float encoder_weight, float classifier_weight)
-        : data_(std::move(data)), vectors_(std::move(vectors)), split_{split, encoder_weight, classifier_weight} {
+    PyGraph(Floats vectors, Array<int8_t> codes, Floats steps, Array<uint32_t> links, Array<uint32_t> upper,
+            size_t split, float encoder_weight, float classifier_weight)
+        : vectors_(std::move(vectors)), codes_(std::move(codes)), steps_(std::move(steps)), links_(std::move(links)),
+          upper_(std::move(upper)), split_{split, encoder_weight, classifier_weight} {
         if (vectors_.ndim() != 2) throw py::value_error("vectors must be float32 (L, dim)");
+        if (links_.ndim() != 2) throw py::value_error("links must be uint32 (L, degree)");
+        if (upper_.ndim() != 2 || upper_.shape(1) < 2) throw py::value_error("upper must be uint32 (n, 2 + degree)");
         const size_t count = static_cast<size_t>(vectors_.shape(0)), dim = static_cast<size_t>(vectors_.shape(1));
+        const size_t degree = static_cast<size_t>(links_.shape(1));
+        check_shape(codes_, "codes", count, dim);
+        check_shape(steps_, "steps", 1, dim);
+        check_shape(links_, "links", count, degree);
         if (split > dim) throw py::value_error("split is beyond the vectors' width");
-        const Layout layout{header_bytes, count, dim, M, max_links0, node_bytes, vector_offset, label_offset,
-                            max_level, entry};
-        graph_ = std::make_unique<Graph>(data_.data(), static_cast<size_t>(data_.size()), layout);
+        graph_ = std::make_unique<Graph>(Arrays{count, dim, vectors_.data(), codes_.data(), steps_.data(), links_.data(),
+                                                degree, upper_.data(), static_cast<size_t>(upper_.shape(0)),
+                                                static_cast<size_t>(upper_.shape(1)) - 2});
         rows_ = vectors_.data();
     }
 
@@ -211,8 +226,10 @@ class PyGraph {
         found.write(i, query, best, split_, dim, [this, dim](uint32_t row) { return rows_ + size_t(row) * dim; });
     }
 
-    Array<uint8_t> data_;
     Floats vectors_;
+    Array<int8_t> codes_;
+    Floats steps_;
+    Array<uint32_t> links_, upper_;
     Split split_;
     std::unique_ptr<Graph> graph_;
     const float* rows_;
@@ -349,6 +366,32 @@ py::tuple score_wide(const Floats& queries, const Array<int64_t>& rows, const Ar
     return py::make_tuple(encoder, classifier);
 }
 
+// Where a file of hnswlib's has links above level 0: nodes, their top levels, where their links begin.
+py::tuple hnswlib_upper(const Array<uint8_t>& data, size_t start, size_t count, size_t links_bytes) {
+    const uint8_t* bytes = data.data();
+    const size_t total = static_cast<size_t>(data.size());
+    if (start > total || links_bytes == 0) throw py::value_error("the index ends within its nodes");
+    std::vector<int64_t> nodes, levels, places;
+    size_t at = start;
+    for (size_t node = 0; node < count; ++node) {
+        uint32_t size = 0;
+        if (total - at < sizeof size) throw py::value_error("the index ends within its upper levels");
+        std::memcpy(&size, bytes + at, sizeof size);
+        at += sizeof size;
+        if (size == 0) continue;
+        if (size % links_bytes || size > total - at)
+            throw py::value_error("the index has upper links of a wrong size at node " + std::to_string(node));
+        nodes.push_back(static_cast<int64_t>(node));
+        levels.push_back(static_cast<int64_t>(size / links_bytes));
+        places.push_back(static_cast<int64_t>(at));
+        at += size;
+    }
+    const auto array = [](const std::vector<int64_t>& values) {
+        return Array<int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
+    };
+    return py::make_tuple(array(nodes), array(levels), array(places));
+}
+
 }  // namespace
 }  // namespace bidmatch
 
@@ -360,11 +403,9 @@ PYBIND11_MODULE(_native, module) {
     const py::arg_v offsets = py::arg("denied_offsets") = py::none(), rows = py::arg("denied_rows") = py::none();
 
     py::class_<PyGraph>(module, "Graph")
-        .def(py::init<Array<uint8_t>, Floats, size_t, size_t, size_t, size_t, size_t, size_t, int, uint32_t, size_t,
-                      float, float>(),
-             py::arg("data").noconvert(), py::arg("vectors").noconvert(), py::kw_only(), py::arg("header_bytes"),
-             py::arg("M"), py::arg("max_links0"), py::arg("node_bytes"), py::arg("vector_offset"),
-             py::arg("label_offset"), py::arg("max_level"), py::arg("entry"), py::arg("split"),
+        .def(py::init<Floats, Array<int8_t>, Floats, Array<uint32_t>, Array<uint32_t>, size_t, float, float>(),
+             py::arg("vectors").noconvert(), py::arg("codes").noconvert(), py::arg("steps").noconvert(),
+             py::arg("links").noconvert(), py::arg("upper").noconvert(), py::kw_only(), py::arg("split"),
              py::arg("encoder_weight"), py::arg("classifier_weight"))
         .def("__len__", &PyGraph::count)
         .def("search", &PyGraph::search, py::arg("queries"), py::arg("k"), py::arg("ef"), py::kw_only(), allowed,
@@ -385,6 +426,8 @@ PYBIND11_MODULE(_native, module) {
              py::arg("first") = 0)
         .def("score", &PyLiveGraph::score, py::arg("queries"), py::arg("rows"));
 
+    module.def("hnswlib_upper", &hnswlib_upper, py::arg("data").noconvert(), py::arg("start"), py::arg("count"),
+               py::arg("links_bytes"));
     module.def("score_wide", &score_wide, py::arg("queries"), py::arg("rows"), py::arg("wide"), py::arg("scales"),
                py::kw_only(), py::arg("split"), py::arg("encoder_weight"), py::arg("classifier_weight"));
 }

@@ -73,6 +73,7 @@ struct Scratch {
     Visited visited;
     Heap<BestFirst> candidates;
     Heap<WorstFirst> top;
+    std::vector<int16_t> coded;  // the query
 };
 
 inline Scratch& scratch() {

@@ -21,7 +21,10 @@ FILES = (
     "encoder.onnx",
     "encoder.int8.onnx",
     "tokenizer.json",
-    "index.hnsw",
+    "links.npy",
+    "upper.npy",
+    "codes.npy",
+    "steps.npy",
     "vectors.npy",
     "phrases.arrow",
     "ids.npy",
@@ -90,11 +93,11 @@ def test_a_longer_file(bundle_copy, name):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("index.hnsw", "vectors.npy"),
+        ("links.npy", "vectors.npy"),
         ("encoder.onnx", "encoder.int8.onnx"),
         ("tokenizer.json", "manifest.json"),
-        ("phrases.arrow", "index.hnsw"),
-        ("encoder.onnx", "index.hnsw"),
+        ("phrases.arrow", "links.npy"),
+        ("encoder.onnx", "codes.npy"),
     ],
 )
 def test_swapped_files(bundle_copy, one, other):
@@ -107,12 +110,12 @@ def test_swapped_files(bundle_copy, one, other):
 
 @pytest.mark.parametrize(
     "name",
-    ["index.hnsw", "vectors.npy", "phrases.arrow", "encoder.onnx", "tokenizer.json", "ids.npy", "keys.npy"],
+    [name for name in FILES if name not in ("manifest.json", "encoder.int8.onnx", "runs.npy")],
 )
 def test_another_files_bytes_with_a_manifest_made_to_fit(bundle_copy, name):
     """No digest gives it away, so each file must be checked for what it is."""
-    other = {"index.hnsw": "vectors.npy", "encoder.onnx": "tokenizer.json", "tokenizer.json": "encoder.onnx"}
-    shutil.copy(bundle_copy.path / other.get(name, "index.hnsw"), bundle_copy.path / name)
+    other = {"links.npy": "vectors.npy", "encoder.onnx": "tokenizer.json", "tokenizer.json": "encoder.onnx"}
+    shutil.copy(bundle_copy.path / other.get(name, "links.npy"), bundle_copy.path / name)
 
     def serve_fp32(manifest):
         manifest["encoder"].update(file="encoder.onnx", precision="fp32")
@@ -157,7 +160,6 @@ WRONG_VALUES = [
     ("counts.phrases", 2**40),
     ("index.M", 8),
     ("index.M", 0),
-    ("index.ef_construction", 100),
     ("index.ef", 0),
     ("index.k", 55),
     ("metric", "l2"),
@@ -304,7 +306,7 @@ def test_vectors_of_another_shape_type_or_order(bundle_copy):
 def test_vectors_of_another_model(bundle_copy):
     np.save(bundle_copy.path / "vectors.npy", _vectors(bundle_copy)[::-1].copy())
     bundle_copy.reseal()
-    assert "is not over the vectors" in refused(bundle_copy.path)
+    assert "is not of the vectors" in refused(bundle_copy.path)
 
 
 def _phrases(bundle_copy, table):
@@ -347,14 +349,70 @@ def test_two_phrases_of_one_id_with_tables_made_to_fit(bundle_copy):
     assert "two phrases with one id" in refused(bundle_copy.path)
 
 
-@pytest.mark.parametrize("offset", range(0, 96, 8))
-def test_an_index_header_with_a_manifest_made_to_fit(bundle_copy, offset):
-    file = bundle_copy.path / "index.hnsw"
-    raw = bytearray(file.read_bytes())
-    raw[offset : offset + 8] = (2**63 - 1 - offset).to_bytes(8, "little")
-    file.write_bytes(raw)
+def _short(array):
+    return array[:-1]
+
+
+def _with(place, value):
+    def change(array):
+        changed = array.copy()
+        changed[place] = value
+        return changed
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("links.npy", _short),
+        ("links.npy", lambda array: array[:, :-1]),
+        ("links.npy", lambda array: array.astype(np.int64)),
+        ("links.npy", _with((0, 0), 2**32 - 1)),
+        ("upper.npy", lambda array: array[:, :-1]),
+        ("upper.npy", _with((0, 0), 2**31)),
+        ("upper.npy", _with((-1, 0), 10**6)),
+        ("codes.npy", _short),
+        ("codes.npy", lambda array: array[::-1]),
+        ("codes.npy", _with((0, 0), 127)),
+        ("steps.npy", lambda array: array[:, :-1]),
+        ("steps.npy", _with((0, 3), np.nan)),
+        ("steps.npy", _with((0, 3), -1)),
+        ("steps.npy", lambda array: 2 * array),
+        ("vectors.npy", lambda array: -array),
+    ],
+)
+def test_an_index_with_a_manifest_made_to_fit(bundle_copy, name, change):
+    file = bundle_copy.path / name
+    np.save(file, np.ascontiguousarray(change(np.load(file))))
     bundle_copy.reseal()
-    assert "index.hnsw" in refused(bundle_copy.path)
+    found = refused(bundle_copy.path)
+    assert any(word in found for word in ("links.npy", "upper.npy", "codes.npy", "steps.npy"))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_links_to_anywhere_with_a_manifest_made_to_fit(bundle_copy, seed):
+    """What is not refused must at least be searched safely: by any numbers, and in a graph that goes round."""
+    rng = np.random.default_rng(seed)
+    for name in ("links.npy", "upper.npy"):
+        file = bundle_copy.path / name
+        array = np.load(file)
+        first = 1 if name == "upper.npy" else 0
+        some = rng.random(array.shape) < 0.3
+        some[:, :first] = False
+        array[some] = rng.integers(0, 2**32, some.sum(), dtype=np.uint32)
+        np.save(file, array)
+    bundle_copy.reseal()
+    try:
+        bundle = open_bundle(bundle_copy.path)
+    except DamagedError:
+        return
+    with bundle:
+        index = PhraseIndex(bundle)
+        queries = np.asarray(bundle.vectors[:50])
+        found = index.search(queries, 10)
+        assert (found.rows >= 0).all()
+        assert (found.rows < index.count).all()
 
 
 def test_an_encoder_of_another_width_or_with_other_inputs(bundle_copy):
@@ -390,7 +448,7 @@ def test_an_encoder_of_another_width_or_with_other_inputs(bundle_copy):
 
 def test_a_file_changed_between_verification_and_loading(bundle_copy):
     with open_bundle(bundle_copy.path) as bundle:
-        for name in ("encoder.int8.onnx", "index.hnsw"):
+        for name in ("encoder.int8.onnx", "links.npy"):
             file = bundle_copy.path / name
             raw = bytearray(file.read_bytes())
             raw[len(raw) // 2] ^= 1

@@ -136,10 +136,10 @@ def test_nothing_is_written_into_a_bundle(exported, tmp_path):
 
 def test_inspect_of_a_damaged_bundle_exits_4_and_says_why(exported, tmp_path):
     copy = shutil.copytree(exported[0], tmp_path / "copy")
-    os.truncate(copy / "index.hnsw", 100)
+    os.truncate(copy / "links.npy", 100)
     done = bidmatch("inspect", copy)
     assert done.returncode == 4
-    assert "index.hnsw has 100 bytes" in done.stderr
+    assert "links.npy has 100 bytes" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 

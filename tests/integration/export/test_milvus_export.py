@@ -38,7 +38,7 @@ def test_export_serve_and_the_way_back(milvus: MilvusServer, small_run: Path, tm
     asked = ("export", "--checkpoint", small_run, "--index", "milvus", "--uri", milvus.uri, "--alias", "ads")
     done = bidmatch(*asked, "--out", out)
     assert done.returncode == 0, done.stderr
-    assert not (out / "index.hnsw").exists()
+    assert not (out / "links.npy").exists()
     with open_bundle(out) as bundle:
         name = collection_of(bundle.manifest.files[VECTORS].sha256)
         index = MilvusIndex(bundle, MilvusAccess(timeout_ms=20_000))

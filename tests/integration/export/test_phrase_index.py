@@ -3,14 +3,13 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
-import hnswlib
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from bidmatch.base.errors import ConfigError
 from export.bundle.encoder import QueryEncoder
-from export.bundle.index import PhraseIndex
+from export.bundle.index import PhraseIndex, searchable
 from export.bundle.read import open_bundle
 
 
@@ -39,7 +38,7 @@ def test_a_phrase_finds_itself_whatever_its_script_or_case(bundle, encoder, inde
 
 
 @pytest.mark.parametrize("k", [1, 10, 54, 55, 10**6])
-def test_the_index_agrees_with_exact_search(encoder, index, k):
+def test_the_index_agrees_with_exact_search(bundle, encoder, index, k):
     vectors = encoder.encode(["red shoes", "fan", "", "花园"]).narrow
     found = index.search(vectors, k)
     rows, scores = found.rows, found.scores
@@ -50,7 +49,7 @@ def test_the_index_agrees_with_exact_search(encoder, index, k):
     assert np.allclose(scores, wanted_scores, atol=1e-5)
     assert (np.diff(scores, axis=1) <= 0).all()
     assert all(len(set(row)) == min(k, 54) for row in rows.tolist())
-    recomputed = np.take_along_axis(vectors @ np.asarray(index._vectors).T, rows, axis=1)
+    recomputed = np.take_along_axis(vectors @ np.asarray(bundle.vectors).T, rows, axis=1)
     assert np.allclose(scores, recomputed, atol=1e-5)
 
 
@@ -141,13 +140,10 @@ def test_the_index_is_searched_as_wide_as_the_manifest_says(small_source, tmp_pa
     build_bundle(source, tmp_path / "wide", ExportOptions(threads=1))
     queries = rng.standard_normal((200, small_source.dim)).astype(np.float32)
     with open_bundle(tmp_path / "wide") as bundle:
-        raw = hnswlib.Index(space="ip", dim=small_source.dim)
-        raw.load_index(str(tmp_path / "wide" / "index.hnsw"))
-        found = {}
-        for ef in (10, bundle.manifest.index.ef):
-            raw.set_ef(ef)
-            found[ef] = np.sort(raw.knn_query(queries, k=10, num_threads=1)[0].astype(np.int64), axis=1)
-        served = np.sort(PhraseIndex(bundle).search(queries, 10)[0], axis=1)
+        manifest = bundle.manifest
+        graph = searchable(bundle.graph, np.asarray(bundle.vectors), manifest.encoder_dim, manifest.blend)
+        found = {ef: graph.search(queries, 10, ef)[0] for ef in (10, manifest.index.ef)}
+        served = PhraseIndex(bundle).search(queries, 10).rows
     assert bundle.manifest.index.ef > 10
     assert (served == found[bundle.manifest.index.ef]).all()
     assert not (served == found[10]).all()

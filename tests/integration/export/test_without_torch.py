@@ -43,4 +43,4 @@ def test_inspect_runs_there_too(small_bundle):
         [sys.executable, "-c", script, str(small_bundle)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "All 10 files verified." in done.stdout or "All 11 files verified." in done.stdout
+    assert "All 13 files verified." in done.stdout or "All 14 files verified." in done.stdout

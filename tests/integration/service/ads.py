@@ -22,6 +22,7 @@ from bidmatch.base.files import atomic_dir
 from bidmatch.base.text import key, normalise
 from export.bundle import format as fmt
 from export.bundle.write import create_vectors, finish, write_phrases, write_tokenizer
+from export.graph import BuiltIndex
 from service.engine import Engine
 from service.live.phrases import LivePhrases
 from service.live.store import PhraseRow, State
@@ -204,7 +205,7 @@ def write_bundle(
         mapped = create_vectors(folder, len(ads), DIM)
         mapped[:] = vectors
         mapped.flush()
-        index.save_index(str(folder / fmt.INDEX))
+        BuiltIndex(index, vectors).save(folder)
         finish(folder, record)
     return path
 

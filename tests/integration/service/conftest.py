@@ -31,6 +31,7 @@ from bidmatch.base.files import atomic_dir
 from export.bundle import format as fmt
 from export.bundle.read import open_bundle
 from export.bundle.write import create_vectors, finish, write_phrases, write_tokenizer
+from export.graph import BuiltIndex
 from service.admin import Phrases
 from service.app import App
 from service.live.store import LiveStore
@@ -122,7 +123,7 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         mapped = create_vectors(folder, len(texts), DIM)
         mapped[:] = vectors
         mapped.flush()
-        index.save_index(str(folder / fmt.INDEX))
+        BuiltIndex(index, vectors).save(folder)
         finish(folder, _record(len(texts)))
     return path
 

@@ -60,7 +60,7 @@ def variant(
             if renamed and number in renamed:
                 row["id"], row["text"] = renamed[number]
         with atomic_dir(path) as folder:
-            for name in (fmt.ENCODER_FP32, fmt.TOKENIZER, fmt.VECTORS, fmt.INDEX):
+            for name in (fmt.ENCODER_FP32, fmt.TOKENIZER, fmt.VECTORS, *fmt.INDEX_FILES):
                 shutil.copy(source / name, folder / name)
             write_phrases(folder, pa.Table.from_pylist(rows, bundle.phrases.schema))
             finish(folder, fields | ({"created": created} if created else {}))

@@ -22,6 +22,7 @@ from export.bundle.milvus import MilvusIndex
 from export.bundle.milvus_client import MilvusAccess
 from export.bundle.read import open_bundle
 from export.bundle.write import create_vectors, finish, write_phrases
+from export.graph import BuiltIndex
 
 COUNT, DIM = 3_000, 16
 SLOW = MilvusAccess(timeout_ms=20_000)
@@ -62,7 +63,7 @@ def bundles(
         mapped = create_vectors(made, COUNT, DIM)
         mapped[:] = vectors
         mapped.flush()
-        index.save_index(str(made / fmt.INDEX))
+        BuiltIndex(index, vectors).save(made)
         counts = fmt.Counts(phrases=COUNT, train_queries=0, validation_queries=0, test_queries=0)
         record = fields["index"].model_copy(update={"ef": 400})
         finish(made, fields | {"counts": counts, "index": record})

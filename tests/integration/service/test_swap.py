@@ -127,15 +127,15 @@ def bad_bundles(bundles: Bundles, folder: Path) -> dict[str, tuple[Path, str]]:
         return folder / name
 
     bad = {"none": (folder / "none", "there is no such folder")}
-    for name in ("vectors.npy", "index.hnsw", "encoder.onnx", "phrases.arrow"):
+    for name in ("vectors.npy", "links.npy", "encoder.onnx", "phrases.arrow"):
         bad[f"damaged {name}"] = copy(f"damaged-{name}"), f"{name} was altered"
         damage(folder / f"damaged-{name}", name)
     bad["no manifest"] = copy("no-manifest"), "it has no manifest.json"
     (folder / "no-manifest" / "manifest.json").unlink()
     bad["missing"] = copy("missing"), "tokenizer.json is missing"
     (folder / "missing" / "tokenizer.json").unlink()
-    bad["cut off"] = copy("cut-off"), "index.hnsw has"
-    os.truncate(folder / "cut-off" / "index.hnsw", 1000)
+    bad["cut off"] = copy("cut-off"), "links.npy has"
+    os.truncate(folder / "cut-off" / "links.npy", 1000)
     bad["more"] = copy("more"), "notes.txt does not belong to it"
     (folder / "more" / "notes.txt").write_text("x")
     bad["another's version"] = copy("version"), "format 99"

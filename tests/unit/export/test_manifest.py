@@ -4,14 +4,14 @@ import pytest
 
 from export.bundle.format import bundle_id, checksum_holds
 
-DIGESTS = {"encoder.onnx": "a" * 64, "index.hnsw": "b" * 64, "vectors.npy": "c" * 64}
+DIGESTS = {"encoder.onnx": "a" * 64, "links.npy": "b" * 64, "vectors.npy": "c" * 64}
 TARGETS = {"target_recall": 0.99, "k": 100}
 
 
 def test_the_id_depends_on_every_file_but_the_index_graph_and_on_its_targets():
     first = bundle_id(DIGESTS, TARGETS)
     assert first == bundle_id(dict(reversed(DIGESTS.items())), TARGETS)
-    assert first == bundle_id({**DIGESTS, "index.hnsw": "d" * 64}, TARGETS)
+    assert first == bundle_id({**DIGESTS, "links.npy": "d" * 64}, TARGETS)
     assert first != bundle_id({**DIGESTS, "encoder.onnx": "d" * 64}, TARGETS)
     assert first != bundle_id({**DIGESTS, "vectors.npy": "d" * 64}, TARGETS)
     assert first != bundle_id(DIGESTS, {**TARGETS, "k": 10})

@@ -154,7 +154,7 @@ def test_a_bundle_that_is_prepared_and_not_taken_goes_too(
 
 
 @pytest.mark.parametrize(
-    "name", ["encoder.onnx", "tokenizer.json", "phrases.arrow", "index.hnsw", "manifest.json"]
+    "name", ["encoder.onnx", "tokenizer.json", "phrases.arrow", "links.npy", "manifest.json"]
 )
 def test_a_damaged_bundle_is_refused(
     make: Callable[..., Serving], other: Path, tmp_path: Path, name: str
