@@ -90,7 +90,7 @@ def _upper_of(raw: np.ndarray, header: IndexHeader, row_of: np.ndarray, end: int
 
 
 def _renumbered(block: np.ndarray, number_of: np.ndarray) -> np.ndarray:
-    """Neighbours of some nodes by other numbers: uint32 (n, degree), from rows of a count and node numbers."""
+    """Neighbours by other numbers: uint32 (n, degree), from rows of a count and node numbers."""
     counts, ids = block[:, :1] & 0xFFFF, block[:, 1:]
     there = np.arange(ids.shape[1]) < counts
     return np.where(there, number_of[np.where(there, ids, 0)], NONE)

@@ -3,10 +3,10 @@
     python -m bench.serving.shards [--json] [--seconds 120] [--work runs/bench-serving]
 
 Measured: one `bidmatch serve` of the bundle of a million phrases, MiniLM-L6, cache off, in open loops at
-shares of its peak; each request's latency is kept. Simulated from these: n such shards, each under that load,
-whose latencies are drawn from the measured ones independently of each other. Of n shards the q-quantile is
-then the one shard's q^(1/n)-quantile, which takes no drawing; `hedged` draws: each shard has a twin on another
-machine, which is asked, too, where no answer came within the 95th percentile (5% more requests).
+shares of its peak; each request's latency is kept. Simulated from these: n such shards, each under that
+load, whose latencies are drawn from the measured ones, each for itself. Of n shards the q-quantile is then
+one shard's q^(1/n)-quantile, which takes no drawing; `hedged` draws: each shard has a twin on another machine,
+which is asked, too, where no answer came within the 95th percentile (5% more requests).
 
 Left out: the network, and what queries have in common, as a long one takes long at every shard.
 """
@@ -71,9 +71,7 @@ def measure(server: Server, bodies: Path, folder: Path, seconds: float) -> dict[
     rng = np.random.default_rng(0)
     for share in SHARES:
         samples = folder / "samples.npy"
-        job = Job(
-            server.host, server.port, bodies, seconds, _CONNECTIONS, rate=share * peak, samples=samples
-        )
+        job = Job(server.host, server.port, bodies, seconds, _CONNECTIONS, rate=share * peak, samples=samples)
         result = load(job)
         if result.failed:
             raise BidmatchError(f"{result.failed} requests failed at {share:.0%} of the peak")

@@ -103,8 +103,10 @@ def command(
     from service.comparing.lines import lines_of
     from service.comparing.records import CompareOptions
     from service.comparing.run import compare
+    from service.memory import keep_little
     from service.settings import usable_cpus
 
+    keep_little()
     found = compare(
         CompareOptions(
             a=a,

@@ -76,9 +76,12 @@ def create_wide(folder: Path, count: int, dim: int) -> tuple[np.memmap, np.memma
 
 def write_graph(folder: Path, graph: GraphArrays) -> None:
     """Write the index's files: `links.npy`, `upper.npy`, `codes.npy` and `steps.npy`."""
-    arrays = ((LINKS, graph.links, "<u4"), (UPPER, graph.upper, "<u4"))
-    arrays += ((CODES, graph.codes, "i1"), (STEPS, graph.steps, "<f4"))
-    for name, array, kind in arrays:
+    for name, array, kind in (
+        (LINKS, graph.links, "<u4"),
+        (UPPER, graph.upper, "<u4"),
+        (CODES, graph.codes, "i1"),
+        (STEPS, graph.steps, "<f4"),
+    ):
         with (folder / name).open("wb") as stream:
             np.lib.format.write_array(stream, array.astype(kind, copy=False), version=(1, 0))
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 from bidmatch.base.errors import BidmatchError, ConfigError, MissingDependencyError
 from bidmatch.base.files import atomic_file
 from service.engine import Engine, EngineSettings
+from service.memory import keep_little
 from service.scoring.parts import Job, ScoredParts, Scorer, read_results, score_part, write_results
 from service.settings import usable_cpus
 
@@ -282,6 +283,7 @@ class _Actor:
 
 
 def _load(task: _Task) -> Engine:
+    keep_little()
     engine = Engine.load(task.bundle, task.settings)
     found = engine.bundle_id, engine.bundle.manifest.index_sha256
     if found != (task.bundle_id, task.index_sha256):

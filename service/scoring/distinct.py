@@ -35,7 +35,7 @@ _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 _BITS = 6
 BUCKETS = 1 << _BITS
 _DEEPEST = 4  # 30 of a hash's 32 bits
-_MOST_BYTES = 1 << 23
+_MOST_BYTES = 1 << 21
 
 
 class LogCounts(BaseModel):

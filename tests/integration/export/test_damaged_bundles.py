@@ -392,7 +392,7 @@ def test_an_index_with_a_manifest_made_to_fit(bundle_copy, name, change):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_links_to_anywhere_with_a_manifest_made_to_fit(bundle_copy, seed):
-    """What is not refused must at least be searched safely: by any numbers, and in a graph that goes round."""
+    """What is not refused must be searched safely: by any numbers, and in a graph that goes round."""
     rng = np.random.default_rng(seed)
     for name in ("links.npy", "upper.npy"):
         file = bundle_copy.path / name
