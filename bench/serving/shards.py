@@ -5,7 +5,7 @@
 Measured: one `bidmatch serve` of the bundle of a million phrases, MiniLM-L6, cache off, in open loops at
 shares of its peak; each request's latency is kept. Simulated from these: n such shards, each under that
 load, whose latencies are drawn from the measured ones, each for itself. Of n shards the q-quantile is then
-one shard's q^(1/n)-quantile, which takes no drawing; `hedged` draws: each shard has a twin on another machine,
+one shard's q^(1/n)-quantile, without drawing; `hedged` draws: each shard has a twin on another machine,
 which is asked, too, where no answer came within the 95th percentile (5% more requests).
 
 Left out: the network, and what queries have in common, as a long one takes long at every shard.

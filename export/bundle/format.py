@@ -3,7 +3,7 @@
 A bundle is an immutable folder: `manifest.json`, `encoder.onnx` (and `encoder.int8.onnx` where quantisation
 was chosen), `tokenizer.json`, `vectors.npy`, the index over these (`links.npy` and `upper.npy`, the HNSW
 graph at level 0 and above; `codes.npy` and `steps.npy`, the vectors in 8 bits), `phrases.arrow`, the tables
-that find phrases by id, by key and by words (`ids.npy`, `keys.npy`, `runs.npy`), where the index's results are
+that find phrases by id, key and words (`ids.npy`, `keys.npy`, `runs.npy`), where the index's results are
 re-scored with wider vectors also `wide.npy` and `wide_scales.npy`, and nothing else. Where Milvus holds the
 index its four files are not there.
 """
