@@ -25,7 +25,7 @@ COMMANDS = {
     "eval": "Measure P@k, PSP@k and recall@k of a bundle or a run.",
     "serve": "Answer POST /match from a bundle.",
     "score": "Match a whole query log offline.",
-    "diff": "Compare what two bundles answer to one query log.",
+    "diff": "Compare two bundles, or another service's matches with one, on a query log.",
     "convert": "Write a public data set (Moby's thesaurus) as a folder to train on.",
     "simulate": "Write a simulated ads click log of any size.",
     "demo": "The whole chain on a simulated log, in minutes.",

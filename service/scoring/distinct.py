@@ -107,7 +107,7 @@ def write_distinct(
     """
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    by_key = scattered(_reduced_chunks(chunks, counts, shard), _key_bucket, scratch / "by_key")
+    by_key = scattered(_reduced_chunks(chunks, counts, shard), key_bucket, scratch / "by_key")
     tables: Iterable[pa.Table] = map(_reduced, by_key)
     if ordered:
         tables = scattered(
@@ -161,7 +161,8 @@ def _stream(folder: Path, number: int) -> Path:
     return folder / f"{number}.arrows"
 
 
-def _key_bucket(table: pa.Table, depth: int) -> np.ndarray:
+def key_bucket(table: pa.Table, depth: int) -> np.ndarray:
+    """For `scattered`: by the hash of the column `key`, so that rows of one key stay together."""
     hashes = hash64(table["key"].combine_chunks())
     return ((hashes >> np.uint64(_BITS * depth)) % np.uint64(BUCKETS)).astype(np.int64)
 

@@ -37,7 +37,7 @@ QUERY_NAMES = (
     "searchterms",
 )
 _OTHER_NAMES = ("phrase", "keyword", "clicks", "impressions", "weight", "count", "date", "timestamp", "id")
-_DELIMITERS = {"\t": "TSV", ",": "CSV", ";": "CSV with semicolons", "|": "CSV with bars"}
+DELIMITERS = {"\t": "TSV", ",": "CSV", ";": "CSV with semicolons", "|": "CSV with bars"}
 _REPORT_HINT = "Of an ads platform, the search terms report is read; others hold no queries."
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def recognise(source: Source, query_column: str | None, encoding: str | None) ->
             hint="Write one value a line, for instance with: jq -c '.[]' file.json > file.jsonl",
         )
     if first.startswith('"') and _all_json_strings(head):
-        return Layout("strings", f"JSONL strings{_packed(source)}", "value", codec)
+        return Layout("strings", f"JSONL strings{packed(source)}", "value", codec)
     return _table_or_lines(source, head, query_column, codec)
 
 
@@ -194,7 +194,7 @@ def _objects(source: Source, first: str, query_column: str | None, encoding: str
     at = _find(list(value), query_column, source.path)
     if at is None:
         raise _no_query_column(source, list(value))
-    return Layout("objects", f"JSONL{_packed(source)}", list(value)[at], encoding)
+    return Layout("objects", f"JSONL{packed(source)}", list(value)[at], encoding)
 
 
 def _all_json_strings(head: str) -> bool:
@@ -232,9 +232,9 @@ def _table_or_lines(source: Source, head: str, query_column: str | None, encodin
         cells, at, header_lines, column = [""], 0, line - 1, "1"
     header = "" if column != str(at + 1) else ", no header line"
     if len(cells) > 1:
-        name = f"{_DELIMITERS[delimiter]}{_packed(source)}{header}"
+        name = f"{DELIMITERS[delimiter]}{packed(source)}{header}"
         return Layout("table", name, column, encoding, delimiter, quoted, at, len(cells), header_lines)
-    name = f"a query a line{_packed(source)}{header}"
+    name = f"a query a line{packed(source)}{header}"
     # Only where quotes are written can a line end or a quotation mark stand for itself.
     if ".csv" in source.path.suffixes or any(one.startswith('"') for one in head.splitlines()):
         return Layout("table", name, column, encoding, "\x1f", True, 0, 1, header_lines)
@@ -246,7 +246,7 @@ def _table_start(head: str, query_column: str | None) -> tuple[str, Table] | Non
     by_name = query_column is not None and not query_column.strip().isdecimal()
     names = (canonical(query_column or ""),) if by_name else QUERY_NAMES
     found: list[tuple[str, Table]] = []
-    for delimiter in _DELIMITERS:
+    for delimiter in DELIMITERS:
         records: list[tuple[int, list[str]]] = []
         reader = table_reader(io.StringIO(head, newline=""), delimiter, _quotes(head, delimiter))
         line = 1
@@ -272,7 +272,7 @@ def _report(
     at = _find(table.cells, query_column, source.path)
     if at is None:
         raise _no_query_column(source, table.cells, table.line)
-    name = f"{_DELIMITERS[delimiter]}{_packed(source)}"
+    name = f"{DELIMITERS[delimiter]}{packed(source)}"
     return Layout(
         "table",
         f"search terms report ({name})" if is_report(table) else f"{name} below {table.titles} other lines",
@@ -289,7 +289,7 @@ def _report(
 
 def _quotes(head: str, delimiter: str) -> bool:
     """Whether `"` quotes the cells of a table with this delimiter."""
-    return delimiter != "\t" or ('"' in head and _quotes_fit(head))
+    return delimiter != "\t" or ('"' in head and quotes_fit(head))
 
 
 def table_reader(lines: Iterable[str], delimiter: str, quoted: bool, strict: bool = False) -> _Reader:
@@ -301,8 +301,8 @@ def table_reader(lines: Iterable[str], delimiter: str, quoted: bool, strict: boo
 def _first_rows(head: str) -> list[_Row]:
     """The first row as each delimiter would have it; first tabs, then what makes the most cells."""
     rows: list[_Row] = []
-    for delimiter in _DELIMITERS:
-        quoted = delimiter != "\t" or (head.lstrip().startswith('"') and _quotes_fit(head))
+    for delimiter in DELIMITERS:
+        quoted = delimiter != "\t" or (head.lstrip().startswith('"') and quotes_fit(head))
         reader = table_reader(io.StringIO(head, newline=""), delimiter, quoted)
         line = 1
         try:
@@ -318,7 +318,7 @@ def _first_rows(head: str) -> list[_Row]:
     return rows or [("\t", False, 1, [""])]
 
 
-def _quotes_fit(head: str) -> bool:
+def quotes_fit(head: str) -> bool:
     """Whether quotation marks enclose a TSV's cells, and are not characters of the queries."""
     try:
         for _ in table_reader(io.StringIO(head, newline=""), "\t", quoted=True, strict=True):
@@ -349,5 +349,6 @@ def _named_or_numbered(
     return None
 
 
-def _packed(source: Source) -> str:
+def packed(source: Source) -> str:
+    """How a file is compressed, to be put behind its format."""
     return f", {source.packing}" if source.packing else ""

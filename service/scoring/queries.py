@@ -106,7 +106,7 @@ def read_queries(
         if layout.kind in ("lines", "table") and not layout.headers and layout.encoding.startswith("utf-8"):
             yield from _blocks(source, layout, stream, bad)
         else:
-            yield from _chunks(source, layout, _Lines(source, layout, stream, bad), bad)
+            yield from _chunks(source, layout, Lines(source, layout.encoding, stream, bad), bad)
 
 
 def _parquet(
@@ -151,7 +151,7 @@ def _blocks(source: Source, layout: Layout, stream: BinaryIO, bad: BadLines) -> 
         if not cut:
             # A line without an end in sight.
             if len(rest) > 4 * LINE_CHARS:
-                lines = _Lines(source, layout, cast(BinaryIO, _Joined(rest, stream)), bad, line)
+                lines = Lines(source, layout.encoding, cast(BinaryIO, _Joined(rest, stream)), bad, line)
                 yield from _chunks(source, layout, lines, bad)
                 return
             continue
@@ -164,7 +164,7 @@ def _blocks(source: Source, layout: Layout, stream: BinaryIO, bad: BadLines) -> 
             continue
         # A quoted cell may go on in the next block.
         onward = io.BytesIO(whole) if not layout.quoted else _Joined(whole + rest, stream)
-        lines = _Lines(source, layout, cast(BinaryIO, onward), bad, line)
+        lines = Lines(source, layout.encoding, cast(BinaryIO, onward), bad, line)
         yield from _chunks(source, layout, lines, bad)
         if layout.quoted:
             return
@@ -228,12 +228,14 @@ _ENCODING = (
 _LONG = "No query log has such; remove it, or leave it out with --bad-lines skip."
 
 
-class _Lines:
+class Lines:
     """The lines of a text stream, their ends kept; those that are too long are left to `bad`.
+
+    Bytes that are no text of an encoding of one byte a unit come as lone surrogates.
 
     Args:
         source: the file.
-        layout: its encoding.
+        encoding: its codec.
         stream: its bytes, or those of some of its lines.
         bad: what to do with bad lines.
         number: lines of the file before the stream's.
@@ -242,13 +244,11 @@ class _Lines:
         number: of the line that was given last, from 1.
     """
 
-    def __init__(self, source: Source, layout: Layout, stream: BinaryIO, bad: BadLines, number: int = 0):
+    def __init__(self, source: Source, encoding: str, stream: BinaryIO, bad: BadLines, number: int = 0):
         self.number = number
-        self._source, self._encoding, self._bad = source, layout.encoding, bad
-        wide = layout.encoding.startswith(("utf-16", "utf-32"))
-        # Bytes that are no text of an encoding of one byte a unit go on as lone surrogates, by line.
-        errors = "strict" if wide else "surrogateescape"
-        self._reader = io.TextIOWrapper(stream, encoding=layout.encoding, errors=errors, newline="")
+        self._source, self._encoding, self._bad = source, encoding, bad
+        errors = "strict" if encoding.startswith(("utf-16", "utf-32")) else "surrogateescape"
+        self._reader = io.TextIOWrapper(stream, encoding=encoding, errors=errors, newline="")
 
     def __iter__(self) -> Iterator[str]:
         try:
@@ -271,7 +271,7 @@ class _Lines:
             ) from problem
 
 
-def _chunks(source: Source, layout: Layout, lines: _Lines, bad: BadLines) -> Iterator[pa.Array]:
+def _chunks(source: Source, layout: Layout, lines: Lines, bad: BadLines) -> Iterator[pa.Array]:
     """Chunks of queries, those that are no text in the encoding left to `bad`."""
     if layout.kind in ("objects", "strings"):
         rows = _json_rows(source, layout, lines, bad)
@@ -309,13 +309,13 @@ def _sound(source: Source, layout: Layout, queries: list[str], lines: list[int],
         return pa.array(kept, pa.large_string())
 
 
-def _line_rows(layout: Layout, lines: _Lines) -> Iterator[tuple[int, str]]:
+def _line_rows(layout: Layout, lines: Lines) -> Iterator[tuple[int, str]]:
     for line in lines:
         if lines.number > layout.header_lines:
             yield lines.number, line.rstrip("\r\n")
 
 
-def _table_rows(source: Source, layout: Layout, lines: _Lines, bad: BadLines) -> Iterator[tuple[int, str]]:
+def _table_rows(source: Source, layout: Layout, lines: Lines, bad: BadLines) -> Iterator[tuple[int, str]]:
     csv.field_size_limit(LINE_CHARS)
     report = ReportRows(layout.headers, layout.position) if layout.headers else None
     texts = iter(lines)
@@ -351,7 +351,7 @@ def _table_rows(source: Source, layout: Layout, lines: _Lines, bad: BadLines) ->
         bad.left_out.update(report.left_out)
 
 
-def _json_rows(source: Source, layout: Layout, lines: _Lines, bad: BadLines) -> Iterator[tuple[int, str]]:
+def _json_rows(source: Source, layout: Layout, lines: Lines, bad: BadLines) -> Iterator[tuple[int, str]]:
     strings, column = layout.kind == "strings", layout.column
     for text in lines:
         if not text.strip():

@@ -120,7 +120,9 @@ def _text(stream: Any, form: OutputFormat, schema: pa.Schema) -> Iterator[Write]
     if form.kind == "jsonl":
         yield lambda table: _write_objects(stream, table)
         return
-    plain = schema.set(schema.get_field_index("source"), pa.field("source", pa.string()))
+    plain = pa.schema(
+        [field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field for field in schema]
+    )
     options = pcsv.WriteOptions(delimiter="," if form.kind == "csv" else "\t", quoting_style="needed")
     with pcsv.CSVWriter(stream, plain, write_options=options) as out:
         yield lambda table: out.write_table(table.cast(plain))
