@@ -136,7 +136,8 @@ def _bands(pair: Pair) -> np.ndarray:
 
 
 def _by_class(classes: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
-    return np.stack([np.bincount(classes, row, minlength=count) for row in weights])
+    # Of nothing, bincount gives whole numbers.
+    return np.stack([np.bincount(classes, row, minlength=count) for row in weights]).astype(np.float64)
 
 
 def _quantiles(counts: np.ndarray) -> dict[str, float] | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from service.comparing.records import Comparison
 
 _SHOWN_PHRASES = 3
-_BAND_NAMES = ("none", "to 25 %", "over 25 to 50 %", "over 50 to 75 %", "over 75 %, not all", "all")
+_BAND_NAMES = ("none", "over 0 to 25 %", "over 25 to 50 %", "over 50 to 75 %", "over 75 %, not all", "all")
 _LEAST_WIDTH = 11  # two columns hold the words above them
 _Row = tuple[str, Sequence[str]]  # what, and its cells
 
@@ -124,7 +124,7 @@ def _phrases(title: str, changes: list[PhraseChange]) -> Iterator[str]:
         return
     yield ""
     yield f"{title} (rows gained, lost, phrase)"
-    cells = [(f"+{one.gained:,}", f"-{one.lost:,}", one.phrase) for one in changes]
+    cells = [(f"{one.gained:+,}" if one.gained else "0", f"{-one.lost:,}", one.phrase) for one in changes]
     gained, lost = (max(len(cell[at]) for cell in cells) for at in range(2))
     for cell in cells:
         yield f"  {cell[0]:>{gained}}  {cell[1]:>{lost}}  {cell[2]}"

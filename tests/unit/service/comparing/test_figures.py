@@ -42,6 +42,9 @@ def test_figures_by_hand() -> None:
 
 def test_nothing_at_all() -> None:
     none = answers([], "")
+    nothing = Sums(pair(none, none, 0), np.zeros(0, np.int64))
+    nothing.add(Sums(pair(answers([0], "x"), none, 1), np.array([3])))
+    assert (nothing.traffic.queries, nothing.traffic.lost, nothing.traffic.overlap_bands["0"]) == (3, 3, 3)
     found = Sums(pair(none, none, 2), np.array([1, 2])).once
     assert (found.queries, found.overlap, found.same_first) == (2, None, None)
     assert (found.score_shift, found.score_shift_quantiles, found.relevance_a) == (None, None, None)

@@ -43,4 +43,52 @@ def test_a_comparison_for_people() -> None:
     assert "\n".join(lines_of(found)) == EXPECTED
 
 
-EXPECTED = """"""
+EXPECTED = """\
+A: old.tsv (matches)
+B: bundles/mine (bundle 1f2e3d4c5b6a)
+1,012 rows, 2 of them empty, 4 distinct queries; the 5 best matches of each; phrases are told by text
+3 bad lines skipped
+note: something to know
+
+                                            each query once     each row of the log
+                                               A          B            A          B
+with a match                              50.0 %     50.0 %       99.8 %     99.8 %
+matches a query                             0.75       1.50         2.00       4.99
+
+queries                                                   4                   1,010
+  all their matches gone in B                             1                       1
+  matches in B alone                                      1                       1
+same first match, where both have one               100.0 %                 100.0 %
+A's matches that are also B's, mean                  25.0 %                  50.0 %
+  none                                         1     50.0 %            1      0.1 %
+  over 0 to 25 %                               0      0.0 %            0      0.0 %
+  over 25 to 50 %                              1     50.0 %        1,007     99.9 %
+  over 50 to 75 %                              0      0.0 %            0      0.0 %
+  over 75 %, not all                           0      0.0 %            0      0.0 %
+  all                                          0      0.0 %            0      0.0 %
+
+common pairs, B less A
+  score, mean                                        -0.400                  -0.400
+  5 % of them at most                                -0.400                  -0.400
+  25 % of them at most                               -0.400                  -0.400
+  50 % of them at most                               -0.400                  -0.400
+  75 % of them at most                               -0.400                  -0.400
+  95 % of them at most                               -0.400                  -0.400
+
+Most searched queries that B has no match for and A has (rows, query)
+  1  lost
+     - phrase x
+
+Most searched queries that A has no match for and B has (rows, query)
+  1  gained
+     + phrase z
+
+Queries matched by both whose phrases changed most (rows, query)
+  1,007  red hose
+         - phrase y
+         + phrase v | phrase w | phrase z and 1 more
+
+Phrases that B answers to more rows than A (rows gained, lost, phrase)
+  +1,007  0  phrase v
+
+a row for each query: changes.tsv"""
