@@ -118,6 +118,10 @@ def environment(folder: Path, port: int) -> dict[str, str]:
     return kept | own | {"NO_PROXY": "*", "no_proxy": "*"}
 
 
+def tail(file: Path) -> str:
+    return f"{file.name}:\n{file.read_text(encoding='utf-8', errors='replace')[-4000:]}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=[page.stem for page in TUTORIALS])
 def test_its_commands_work(page: Path, tmp_path: Path) -> None:
@@ -145,7 +149,7 @@ def test_its_commands_work(page: Path, tmp_path: Path) -> None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGTERM if process.poll() is None else signal.SIGKILL)
             process.wait(ENDING_S)
-    assert code == 0, f"exit code {code}:\n{said.read_text(encoding='utf-8', errors='replace')[-6000:]}"
+    assert code == 0, f"exit code {code}\n" + "\n".join(map(tail, [*sorted(folder.glob("*.log")), said]))
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=[page.stem for page in TUTORIALS])
