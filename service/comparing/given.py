@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +64,7 @@ class FileSide:
         self._scratch = scratch
         self._sample = _Sample()
         self._reader: pa.ipc.RecordBatchFileReader | None = None
+        self._reading = Lock()
 
     def read(self, bad: BadLines, advance: Callable[[int], None]) -> None:
         """Read the files, saying of each how it is read.
@@ -98,7 +100,8 @@ class FileSide:
         """
         self.known = join(self._matches, queries, by == "id", k, self._found, self._scratch)
         self._rows.unlink()
-        self._reader = pa.ipc.open_file(pa.memory_map(str(self._found)))
+        # Not mapped: its pages would count as this process's memory.
+        self._reader = pa.ipc.open_file(pa.OSFile(str(self._found)))
 
     def _matches(self) -> Iterator[pa.Table]:
         with pa.ipc.open_stream(str(self._rows)) as stream:
@@ -107,7 +110,8 @@ class FileSide:
     def answers(self, part: int, queries: list[str]) -> Answers:  # noqa: ARG002
         """See `Side`."""
         assert self._reader is not None, "look_up comes first"
-        batch = self._reader.get_batch(part)
+        with self._reading:
+            batch = self._reader.get_batch(part)
         unknown = np.full(batch.num_rows, np.nan)
         places = batch.column("place").to_numpy() - part * PART_QUERIES
         return Answers(places, batch.column("name"), batch.column("phrase"), unknown, unknown)

@@ -27,10 +27,11 @@ def lines_of(found: Comparison) -> Iterator[str]:
     ]
     yield f"A: {names[0]}"
     yield f"B: {names[1]}"
+    least = "" if found.min_score is None else f", of score {found.min_score:g} or more"
     empty = f", {found.empty:,} of them empty" if found.empty else ""
     yield (
         f"{found.rows:,} rows{empty}, {found.queries.queries:,} distinct queries; the {found.k} best matches "
-        f"of each; phrases are told by {found.by}"
+        f"of each{least}; phrases are told by {found.by}"
     )
     if found.skipped:
         yield f"{found.skipped:,} bad lines skipped"
@@ -64,8 +65,8 @@ def _figures(found: Comparison) -> Iterator[_Row]:
         yield "mean relevance of a match", sides("relevance", lambda value: _number(value, "{:.3f}"))
     yield "", []
     yield "queries", both(lambda part: f"{part.queries:,}")
-    yield "  all their matches gone in B", both(lambda part: f"{part.lost:,}")
-    yield "  matches in B alone", both(lambda part: f"{part.gained:,}")
+    yield "  matches in A, none in B", both(lambda part: f"{part.lost:,}")
+    yield "  matches in B, none in A", both(lambda part: f"{part.gained:,}")
     yield "same first match, where both have one", both(lambda part: _percent(part.same_first))
     yield "A's matches that are also B's, mean", both(lambda part: _percent(part.overlap))
     for band, name in zip(BANDS, _BAND_NAMES, strict=True):

@@ -88,8 +88,8 @@ def recognise_matches(source: Source) -> MatchFile:
     tables = []
     for delimiter in DELIMITERS:
         quoted = delimiter != "\t" or '"' not in head or quotes_fit(head)
-        headers = next(table_reader(io.StringIO(first, newline=""), delimiter, quoted))
-        tables.append((delimiter, quoted, tuple(headers)))
+        cells = next(table_reader(io.StringIO(first, newline=""), delimiter, quoted))
+        tables.append((delimiter, quoted, tuple(cells)))
     known = {name for names in _NAMES.values() for name in names}
     # Of those that know as many names, tabs come first.
     delimiter, quoted, headers = max(tables, key=lambda one: sum(canonical(name) in known for name in one[2]))

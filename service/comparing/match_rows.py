@@ -55,7 +55,7 @@ def _table_rows(file: MatchFile, stream: BinaryIO, bad: BadLines) -> Iterator[_R
     lines = Lines(file.source, file.encoding, stream, bad)
     reader = table_reader(iter(lines), file.delimiter, file.quoted, strict=True)
     places = [None if name is None else file.headers.index(name) for name in astuple(file.columns)]
-    headed = False
+    headed, width = False, len(file.headers)
     while True:
         before = reader.line_num
         try:
@@ -66,15 +66,15 @@ def _table_rows(file: MatchFile, stream: BinaryIO, bad: BadLines) -> Iterator[_R
             bad.meet(file.source, lines.number - (reader.line_num - before) + 1, csv_reason(str(problem)))
             continue
         line = lines.number - (reader.line_num - before) + 1
-        if not any(cell.strip() for cell in cells):
+        if not any(cells) or not any(map(str.strip, cells)):
             continue
         if not headed:
             headed = True
-        elif len(cells) == len(file.headers):
+        elif len(cells) == width:
             query, phrase, one_id, rank = (None if at is None else cells[at] for at in places)
             yield line, query, phrase, one_id, rank
         else:
-            reason = f"has {len(cells)} cells where the header line has {len(file.headers)}"
+            reason = f"has {len(cells)} cells where the header line has {width}"
             bad.meet(file.source, line, reason, "Is the delimiter inside a text? Then it must be in quotes.")
 
 

@@ -56,8 +56,8 @@ with a match                              50.0 %     50.0 %       99.8 %     99.
 matches a query                             0.75       1.50         2.00       4.99
 
 queries                                                   4                   1,010
-  all their matches gone in B                             1                       1
-  matches in B alone                                      1                       1
+  matches in A, none in B                                 1                       1
+  matches in B, none in A                                 1                       1
 same first match, where both have one               100.0 %                 100.0 %
 A's matches that are also B's, mean                  25.0 %                  50.0 %
   none                                         1     50.0 %            1      0.1 %
