@@ -193,7 +193,7 @@ def test_commands_and_options_exist(page: Path) -> None:
         program, _, rest = code.partition(" ")
         if code.startswith("--"):
             assert code.split("=")[0].split()[0] in EVERY_OPTION, code
-        elif program == "bidmatch":
+        elif program == "bidmatch" and rest:
             name, *arguments = rest.split()
             assert name in COMMANDS, code
             for word in arguments:
