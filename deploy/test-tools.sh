@@ -1,5 +1,5 @@
-# Sourced by `make test`: one test drives a real Chromium, one a real Prometheus. Installs Debian's where that is
-# possible; elsewhere says which test is left out.
+# Sourced by `make test`: one test drives a real Chromium, one a real Prometheus, one types the tutorials' commands.
+# Installs Debian's where that is possible; elsewhere says which test is left out.
 
 # need PACKAGES COMMANDS VARIABLE TEST: installs what has a command missing; VARIABLE=1 leaves the test out.
 need() {
@@ -26,3 +26,4 @@ need() {
 
 need "chromium chromium-driver" "chromium chromedriver" BIDMATCH_NO_BROWSER "the page's test"
 need "prometheus" "prometheus promtool" BIDMATCH_NO_PROMETHEUS "the monitoring's test"
+need "bash curl jq" "bash curl jq" BIDMATCH_NO_TUTORIALS "the tutorials' test"
