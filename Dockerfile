@@ -48,7 +48,7 @@ FROM wheels AS train-packages
 # --build-arg TORCH_INDEX=https://pypi.org/simple
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # hnswlib is compiled for any x86-64 processor since 2013 (AVX2), and not, as it does by itself, for the builder's.
-RUN case "$(uname -m)" in x86_64) export CFLAGS=-march=x86-64-v3 ;; esac \
+RUN case "$(uname -m)" in x86_64) export CFLAGS=-march=x86-64-v3 CXXFLAGS=-march=x86-64-v3 ;; esac \
     && export HNSWLIB_NO_NATIVE=1 \
     && python deploy/requirements.py train,traces > train.txt \
     && python -m venv /opt/bidmatch \

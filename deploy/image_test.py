@@ -55,7 +55,9 @@ def docker(*arguments: str, fails: bool = False) -> str:
 def environment() -> dict[str, str]:
     """This process's, with the images and ports of the test for compose.yaml."""
     images = {"SERVE_IMAGE": IMAGES["serve"], "TRAIN_IMAGE": IMAGES["train"]}
-    return dict(os.environ) | {name: str(port) for name, port in PORTS.items()} | images
+    # The builder before BuildKit builds every stage, wanted or not.
+    buildkit = {"DOCKER_BUILDKIT": "1"}
+    return dict(os.environ) | buildkit | {name: str(port) for name, port in PORTS.items()} | images
 
 
 def build(target: str, file: str = "Dockerfile") -> float:
