@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bench.serving.shards import fan_out, hedged
+from bench.serving.sizes import at_recall
 
 UNIFORM = np.linspace(0, 1, 1_000_001)
 
@@ -25,3 +26,11 @@ def test_a_twin_cuts_the_tail():
     assert fan_out(latencies, 8, 0.99) == 100
     assert hedged(latencies, 8, 0.99, rng) == 2
     assert hedged(latencies, 64, 0.99, rng) == 100
+
+
+def test_the_time_at_a_recall_lies_between_measured_ones():
+    # Halving what is missed costs as much each time.
+    recalls, times = [0.9, 0.95, 0.975, 0.9875], [10.0, 20.0, 30.0, 40.0]
+    assert at_recall(recalls, times, 0.95) == pytest.approx(20)
+    assert at_recall(recalls, times, 1 - 0.05 / 2**0.5) == pytest.approx(25)
+    assert np.isnan(at_recall(recalls, times, 0.999))
