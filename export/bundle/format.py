@@ -379,14 +379,14 @@ def targets_of(index: IndexRecord, rescore: RescoreRecord | None) -> dict[str, f
 def bundle_id(files: dict[str, str], targets: dict[str, float | int]) -> str:
     """Twelve hex digits that name what a bundle answers with.
 
-    The graph is left out: a parallel build is never twice the same, while the vectors it
-    is over and the recall it must reach are.
+    The index is left out: a parallel build is never twice the same, and it may be in Milvus, while the vectors
+    it is over and the recall it must reach are the bundle's.
 
     Args:
         files: file name -> hex SHA-256.
         targets: `target_recall` and `k` of the index, `candidates` and `per_match` of re-scoring.
     """
-    parts = {name: digest for name, digest in files.items() if name not in (LINKS, UPPER)}
+    parts = {name: digest for name, digest in files.items() if name not in INDEX_FILES}
     text = json.dumps([FORMAT_VERSION, parts, targets], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

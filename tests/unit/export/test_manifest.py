@@ -11,7 +11,8 @@ TARGETS = {"target_recall": 0.99, "k": 100}
 def test_the_id_depends_on_every_file_but_the_index_graph_and_on_its_targets():
     first = bundle_id(DIGESTS, TARGETS)
     assert first == bundle_id(dict(reversed(DIGESTS.items())), TARGETS)
-    assert first == bundle_id({**DIGESTS, "links.npy": "d" * 64}, TARGETS)
+    for name in ("links.npy", "upper.npy", "codes.npy", "steps.npy"):
+        assert first == bundle_id({**DIGESTS, name: "d" * 64}, TARGETS)
     assert first != bundle_id({**DIGESTS, "encoder.onnx": "d" * 64}, TARGETS)
     assert first != bundle_id({**DIGESTS, "vectors.npy": "d" * 64}, TARGETS)
     assert first != bundle_id(DIGESTS, {**TARGETS, "k": 10})
