@@ -14,7 +14,8 @@ from service.priority import give_way
 _AFTER_S = 1.0
 # Of malloc.h: what `mallopt` sets.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-_LARGE_BYTES, _ARENAS = 1 << 20, 2
+# Of pieces above the first size each is given back by itself; of smaller ones what lies free at the end.
+_LARGE_BYTES, _FREE_BYTES, _ARENAS = 1 << 22, 1 << 24, 2
 
 
 def give_back_after(held: object) -> None:
@@ -56,7 +57,7 @@ def keep_little() -> None:
     if mallopt is not None:
         for parameter, value in (
             (_MMAP_THRESHOLD, _LARGE_BYTES),
-            (_TRIM_THRESHOLD, _LARGE_BYTES),
+            (_TRIM_THRESHOLD, _FREE_BYTES),
             (_ARENA_MAX, _ARENAS),
         ):
             mallopt(parameter, value)

@@ -152,9 +152,22 @@ def scattered(
             if sizes[number] <= _MOST_BYTES or depth == _DEEPEST:
                 yield stream.read_all()
             else:
-                parts = (pa.Table.from_batches([batch]) for batch in stream)
-                yield from scattered(parts, bucket, folder / str(number), depth + 1)
+                yield from scattered(_grouped(stream), bucket, folder / str(number), depth + 1)
         path.unlink()
+
+
+def _grouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches as tables that are worth dividing: a few rows at a time would be written over and over."""
+    group: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        group.append(batch)
+        size += batch.nbytes
+        if size >= _MOST_BYTES:
+            yield pa.Table.from_batches(group)
+            group, size = [], 0
+    if group:
+        yield pa.Table.from_batches(group)
 
 
 def _stream(folder: Path, number: int) -> Path:
