@@ -379,8 +379,8 @@ def targets_of(index: IndexRecord, rescore: RescoreRecord | None) -> dict[str, f
 def bundle_id(files: dict[str, str], targets: dict[str, float | int]) -> str:
     """Twelve hex digits that name what a bundle answers with.
 
-    The index is left out: a parallel build is never twice the same, and it may be in Milvus, while the vectors
-    it is over and the recall it must reach are the bundle's.
+    The index is left out: a parallel build is never twice the same, and it may be in Milvus; the vectors that
+    it is over and the recall it must reach are in it.
 
     Args:
         files: file name -> hex SHA-256.
