@@ -18,7 +18,7 @@ from service.options import MatchOptions
 
 Result = TypeVar("Result")
 
-BATCH_QUERIES = 256
+BATCH_QUERIES = 64
 _BATCH_CHARS = 1 << 17
 
 SCHEMA = pa.schema(
