@@ -42,8 +42,8 @@ class Side(Protocol):
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether a path is a folder with any file of a bundle."""
-    return path.is_dir() and any((path / name).exists() for name in ALL_FILES)
+    """Whether a path is a folder with any file of a bundle, or a run's, which opening it as a bundle says."""
+    return path.is_dir() and any((path / name).exists() for name in (*ALL_FILES, "checkpoints"))
 
 
 class BundleSide:

@@ -30,6 +30,7 @@ from service.settings import usable_cpus
 _CLIENT = "ray://"
 _STORE_BYTES = 256 << 20
 _FAILED_STARTS = 3
+_REACH_S = 10.0
 _GO_ON = "What was done so far is kept; the same command goes on with it."
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 _ASKED = pa.schema([("part", pa.int64()), ("queries", pa.large_binary())])
@@ -61,6 +62,7 @@ def ray_scorer(address: str | None, actors: int | None, threads: int) -> Iterato
             enough processors for an actor.
     """
     ray = _ray(address)
+    _reach(address)
     start: dict[str, Any] = {}
     if address is None:
         actors = actors or max(1, usable_cpus() // threads)
@@ -105,6 +107,20 @@ def _ray(address: str | None) -> Any:
         if isinstance(handler, logging.StreamHandler):
             handler.setLevel(logging.CRITICAL)
     return ray
+
+
+def _reach(address: str | None) -> None:
+    """Refuse an address that nobody answers at: Ray would try for as long as one lets it."""
+    host, colon, port = (address or "").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    except (OSError, OverflowError) as problem:
+        raise ConfigError(
+            f"nothing answers at {address}: {problem}",
+            hint="It is the head's address of the cluster, as `ray start --head` says it.",
+        ) from problem
 
 
 def _most_actors(ray: Any, threads: int) -> int:

@@ -192,6 +192,12 @@ def _output_end(options: ScoreOptions) -> str:
 
 def _refuse_input_as_output(options: ScoreOptions, files: list[Path]) -> None:
     output = options.output
+    for path in options.inputs:
+        if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
+            raise ConfigError(
+                f"{output} is in {path}, all of which is read: the next run would take it for queries",
+                hint="Name an output elsewhere.",
+            )
     if not output.exists():
         return
     for file in files:

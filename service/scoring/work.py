@@ -10,6 +10,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -275,5 +276,9 @@ def _same_plan(state: Path, plan: Plan, folder: Path) -> None:
 
 def _shown(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(f"{one['path']} of {one['bytes']:,} bytes" for one in value)
+        return ", ".join(
+            f"{one['path']} of {one['bytes']:,} bytes, written "
+            + datetime.fromtimestamp(one["modified_ns"] / 1e9, UTC).isoformat(" ", "milliseconds")
+            for one in value
+        )
     return "not given" if value is None else str(value)

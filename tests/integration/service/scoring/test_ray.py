@@ -259,6 +259,7 @@ main()
         (["--actors", "2"], "--actors is for scoring on Ray"),
         (["--ray-address", "auto"], "--ray-address is for scoring on Ray"),
         (["--engine", "ray", "--ray-address", "ray://127.0.0.1:10001"], "by `ray job submit`"),
+        (["--engine", "ray", "--ray-address", "127.0.0.1:1"], "nothing answers at 127.0.0.1:1"),
     ],
 )
 def test_options_that_do_not_go_together(

@@ -303,3 +303,15 @@ def test_a_packed_log_of_folders_and_duplicates(start: Start, small_bundle: Path
         _, said = process.communicate(timeout=120)
     assert process.returncode == 3
     assert "no file matches this pattern" in said
+
+
+def test_an_output_that_the_next_run_would_read_is_refused(
+    small_bundle: Path, log: Path, tmp_path: Path
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "q.tsv").write_bytes(log.read_bytes())
+    for output, folder in ((logs / "m.tsv", None), (logs / "deep" / "m", OutputFolder())):
+        with pytest.raises(ConfigError, match="all of which is read"):
+            score(small_bundle, logs, output, folder=folder)
+    assert names(logs) == ["q.tsv"]
