@@ -45,21 +45,21 @@ RUN python deploy/requirements.py cuda > cuda.txt \
 
 FROM wheels AS train-packages
 # Where torch comes from beside PyPI: its builds for CPUs, a tenth of PyPI's, which carry CUDA. Training on a GPU:
-# --build-arg TORCH_INDEX=https://pypi.org/simple
+# --build-arg TORCH_INDEX= (nothing), which leaves PyPI's.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # hnswlib is compiled for any x86-64 processor since 2013 (AVX2), and not, as it does by itself, for the builder's.
 RUN case "$(uname -m)" in x86_64) export CFLAGS=-march=x86-64-v3 CXXFLAGS=-march=x86-64-v3 ;; esac \
     && export HNSWLIB_NO_NATIVE=1 \
     && python deploy/requirements.py train,traces > train.txt \
     && python -m venv /opt/bidmatch \
-    && /opt/bidmatch/bin/pip install --find-links /wheels/cpu --extra-index-url "$TORCH_INDEX" \
+    && /opt/bidmatch/bin/pip install --find-links /wheels/cpu ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
         --constraint constraints.txt --requirement train.txt \
     && /opt/bidmatch/bin/pip install --no-deps /wheels/bidmatch/*.whl \
     && /opt/bidmatch/bin/pip uninstall --yes pip
 
 FROM ${BASE_IMAGE} AS base
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin bidmatch \
-    && install --directory --owner bidmatch --group bidmatch /bundles /live /work
+    && install --directory --owner bidmatch --group bidmatch /bundles /live /training
 ENV PATH=/opt/bidmatch/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
@@ -69,7 +69,7 @@ ENTRYPOINT ["bidmatch"]
 FROM base AS train
 COPY --from=train-packages /opt/bidmatch /opt/bidmatch
 ENV HOME=/tmp MPLCONFIGDIR=/tmp/matplotlib
-WORKDIR /work
+WORKDIR /training
 CMD ["--help"]
 
 FROM base AS service
