@@ -6,9 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "kernels.h"
