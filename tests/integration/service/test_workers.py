@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -233,7 +234,7 @@ def test_workers_that_cannot_start_end_the_service(tiny_bundle: Path, tmp_path: 
     (tmp_path / "file").write_text("x")
     other = tmp_path / "other"
     other.mkdir()
-    with sqlite3.connect(other / "live.db") as connection:
+    with closing(sqlite3.connect(other / "live.db")) as connection:
         connection.execute("CREATE TABLE theirs (x)")
     for folder, reason in ((tmp_path / "file", "can't be kept in the folder"), (other, "of another program")):
         done = serve("--bundle", str(tiny_bundle), "--port", "0", "--workers", "3", "--live", str(folder))

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -129,9 +130,8 @@ def test_a_log_without_its_database(tmp_path: Path) -> None:
 
 def test_the_database_of_another_program(tmp_path: Path) -> None:
     path = tmp_path / "live.db"
-    with sqlite3.connect(path) as other:
+    with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE phrases (id TEXT)")
-    other.close()
     content = path.read_bytes()
     with pytest.raises(ConfigError, match=r"live\.db is a database of another program"):
         LiveStore.open(tmp_path)
@@ -140,9 +140,8 @@ def test_the_database_of_another_program(tmp_path: Path) -> None:
 
 def test_the_database_of_a_newer_version(tmp_path: Path) -> None:
     path = filled(tmp_path)
-    with sqlite3.connect(path) as newer:
+    with closing(sqlite3.connect(path)) as newer:
         newer.execute("PRAGMA user_version = 3")
-    newer.close()
     with pytest.raises(DamagedError, match=r"live\.db has version 3 .* reads version 2") as refused:
         LiveStore.open(tmp_path)
     assert "Use the bidmatch that wrote it" in str(refused.value)
@@ -257,9 +256,10 @@ def test_many_processes_make_the_same_store_at_once(tmp_path: Path) -> None:
         assert [path.name for path in folder.iterdir()] == ["live.db"]
 
 
-def open_files() -> list[str]:
+def open_files(folder: Path) -> list[str]:
+    """Files in a folder that this process has open; other tests' files are none of a test's business."""
     links = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    return [name for name in (str(path.readlink()) for path in links) if "live.db" in name]
+    return [str(path) for path in (link.readlink() for link in links) if path.is_relative_to(folder)]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads which files are open from /proc")
@@ -267,10 +267,10 @@ def test_no_connection_crosses_a_fork(tmp_path: Path) -> None:
     with LiveStore.open(tmp_path) as store:
         store.put([TENT])
         assert store.last_sequence() == 1
-        assert open_files() != []
+        assert open_files(tmp_path) != []
 
         def work() -> None:
-            assert open_files() == []
+            assert open_files(tmp_path) == []
             assert store.last_sequence() == 1
             assert store.put([PhraseRecord("p2", "boots")])[0].sequence == 2
 
