@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 import weakref
-
-import pyarrow as pa
 
 from service.priority import give_way
 
@@ -51,7 +50,13 @@ def keep_little() -> None:
     Arrow's own allocator and glibc's arenas each keep the most that any moment took, for every thread. Where
     large pieces are the rule, giving them back costs nothing that is seen beside encoding. Without glibc only
     Arrow changes.
+
+    Call it before anything imports Arrow: its readers and writers allocate by what its import finds in the
+    environment. Later only what Python makes is allocated otherwise.
     """
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
+    import pyarrow as pa
+
     pa.set_memory_pool(pa.system_memory_pool())
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -100,13 +100,14 @@ def command(
     """Compare the answers of A and B, bundles or files of matches, to the queries of a log."""
     # Each thread tokenises for itself; the tokenizer's own threads would ignore --threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from service.memory import keep_little
+
+    keep_little()
     from service.comparing.lines import lines_of
     from service.comparing.records import CompareOptions
     from service.comparing.run import compare
-    from service.memory import keep_little
     from service.settings import usable_cpus
 
-    keep_little()
     found = compare(
         CompareOptions(
             a=a,

@@ -206,6 +206,8 @@ def command(
     # Each thread tokenises for itself; the tokenizer's own threads would ignore --threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from service.memory import keep_little
+
+    keep_little()
     from service.scoring.distinct import Shard
     from service.scoring.run import OutputFolder, ScoreOptions, score_log
     from service.settings import usable_cpus
@@ -235,7 +237,6 @@ def command(
         restart=restart,
         overwrite=overwrite,
     )
-    keep_little()
     try:
         with _scorer(where, ray_address, actors, threads) as scorer:
             summary = score_log(options, scorer)

@@ -25,6 +25,7 @@ from service.comparing.phrases import PhraseChanges, changes_of, top_changes
 from service.comparing.records import CompareOptions, Comparison
 from service.comparing.sides import BundleSide, Side, is_bundle
 from service.engine import Engine
+from service.memory import give_back
 from service.scoring.distinct import PART_QUERIES, LogCounts, write_distinct
 from service.scoring.layout import recognise
 from service.scoring.parts import each_part
@@ -172,6 +173,7 @@ def _sum_up(
                 step.advance(done.queries)
                 if done.phrases is not None:
                     yield done.phrases
+                give_back()
 
     with ExitStack() as stack:
         write = None

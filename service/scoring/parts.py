@@ -131,8 +131,8 @@ def each_part(
         waiting: deque[Future[Result]] = deque()
         try:
             for number in range(reader.num_record_batches) if parts is None else parts:
-                # One part in wait for each thread, no more: results are memory.
-                if len(waiting) >= 2 * threads:
+                # One part in wait beside those at work, no more: results are memory.
+                if len(waiting) > threads:
                     yield waiting.popleft().result()
                 waiting.append(pool.submit(work, number, reader.get_batch(number)))
             while waiting:

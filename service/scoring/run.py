@@ -18,6 +18,7 @@ from bidmatch.base.errors import BidmatchError, ConfigError
 from bidmatch.base.files import atomic_file, refuse_inside
 from export.bundle.read import read_manifest
 from service.engine import Engine, EngineSettings
+from service.memory import give_back
 from service.scoring.distinct import PART_QUERIES, LogCounts, Shard, write_distinct
 from service.scoring.layout import recognise
 from service.scoring.output import Summary, Tally, write_file, write_folder
@@ -289,6 +290,8 @@ def _counted(results: Iterable[tuple[pa.Table, int]], step: Step) -> Iterator[pa
     for table, queries in results:
         yield table
         step.advance(queries)
+        # Pieces that stay lie among those that went, and the heap would grow from part to part.
+        give_back()
 
 
 def _distinct(options: ScoreOptions, files: list[Path], work: Work) -> LogCounts:

@@ -17,7 +17,8 @@ from bidmatch.base.errors import ConfigError
 
 Write = Callable[[pa.Table], None]
 
-_ROW_GROUP_ROWS = 1 << 17
+# Rows that wait for their group are memory.
+_ROW_GROUP_ROWS = 1 << 15
 
 
 @dataclass(frozen=True)
