@@ -14,7 +14,7 @@ _AFTER_S = 1.0
 # Of malloc.h: what `mallopt` sets.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 # Of pieces above the first size each is given back by itself; of smaller ones what lies free at the end.
-_LARGE_BYTES, _FREE_BYTES, _ARENAS = 1 << 22, 1 << 24, 2
+_LARGE_BYTES, _FREE_BYTES, _ARENAS = 1 << 17, 1 << 24, 2
 
 
 def give_back_after(held: object) -> None:
