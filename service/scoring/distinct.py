@@ -31,7 +31,9 @@ _SPILL_SCHEMA = pa.schema(
     ]
 )
 _QUERY_SCHEMA = pa.schema([("query", pa.large_string()), ("count", pa.int64())])
-_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
+# Scratch batches are small: threads would take longer to begin than to compress.
+_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+_READ = pa.ipc.IpcReadOptions(use_threads=False)
 _BITS = 6
 BUCKETS = 1 << _BITS
 _DEEPEST = 4  # 30 of a hash's 32 bits
@@ -111,7 +113,7 @@ def write_distinct(
     tables: Iterable[pa.Table] = map(_reduced, by_key)
     if ordered:
         tables = scattered(
-            tables, lambda table, depth: _place_bucket(table, depth, counts), scratch / "by_place"
+            _grouped(tables), lambda table, depth: _place_bucket(table, depth, counts), scratch / "by_place"
         )
     with atomic_file(out) as partial:
         counts.distinct = _write_parts(tables, partial)
@@ -148,26 +150,27 @@ def scattered(
                 sizes[number] += rows.nbytes
     for number in np.flatnonzero(sizes).tolist():
         path = _stream(folder, number)
-        with pa.ipc.open_stream(str(path)) as stream:
+        with pa.ipc.open_stream(str(path), options=_READ) as stream:
             if sizes[number] <= _MOST_BYTES or depth == _DEEPEST:
                 yield stream.read_all()
             else:
-                yield from scattered(_grouped(stream), bucket, folder / str(number), depth + 1)
+                batches = (pa.Table.from_batches([batch]) for batch in stream)
+                yield from scattered(_grouped(batches), bucket, folder / str(number), depth + 1)
         path.unlink()
 
 
-def _grouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches as tables that are worth dividing: a few rows at a time would be written over and over."""
-    group: list[pa.RecordBatch] = []
+def _grouped(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Tables large enough to be worth dividing: a few rows at a time would cost a write for each bucket."""
+    group: list[pa.Table] = []
     size = 0
-    for batch in batches:
-        group.append(batch)
-        size += batch.nbytes
+    for table in tables:
+        group.append(table)
+        size += table.nbytes
         if size >= _MOST_BYTES:
-            yield pa.Table.from_batches(group)
+            yield pa.concat_tables(group).combine_chunks()
             group, size = [], 0
     if group:
-        yield pa.Table.from_batches(group)
+        yield pa.concat_tables(group).combine_chunks()
 
 
 def _stream(folder: Path, number: int) -> Path:
