@@ -37,7 +37,7 @@ _READ = pa.ipc.IpcReadOptions(use_threads=False)
 _BITS = 6
 BUCKETS = 1 << _BITS
 _DEEPEST = 4  # 30 of a hash's 32 bits
-_MOST_BYTES = 1 << 21
+_MOST_BYTES = 1 << 20
 
 
 class LogCounts(BaseModel):
