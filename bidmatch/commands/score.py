@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -79,8 +79,8 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
 
 def _scorer(
     where: Literal["local", "ray"], ray_address: str | None, actors: int | None, threads: int
-) -> AbstractContextManager[Scorer | None]:
-    """What scores, for as long as the context holds; None: this process."""
+) -> AbstractContextManager[Scorer] | None:
+    """Gives what scores, for as long as the context holds; None: this process."""
     if where == "ray":
         from service.scoring.cluster import ray_scorer
 
@@ -88,7 +88,7 @@ def _scorer(
     for name, value in (("--ray-address", ray_address), ("--actors", actors)):
         if value is not None:
             raise ConfigError(f"{name} is for scoring on Ray", hint=f"Add --engine ray, or leave {name} out.")
-    return nullcontext()
+    return None
 
 
 @click.command(epilog=_EPILOG, short_help="Match a whole query log offline.")
@@ -238,8 +238,7 @@ def command(
         overwrite=overwrite,
     )
     try:
-        with _scorer(where, ray_address, actors, threads) as scorer:
-            summary = score_log(options, scorer)
+        summary = score_log(options, _scorer(where, ray_address, actors, threads))
     except KeyboardInterrupt:
         say("stopped; what is scored is kept, and the same command goes on with it")
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -90,7 +90,7 @@ class ScoreOptions(BaseModel):
     overwrite: bool = False
 
 
-def score_log(options: ScoreOptions, scorer: Scorer | None = None) -> Summary:
+def score_log(options: ScoreOptions, scorer: AbstractContextManager[Scorer] | None = None) -> Summary:
     """Score a query log. A run that was stopped is gone on with, by whichever scorer.
 
     An output of one file appears when it is whole; so does each file of a folder, and `_SUCCESS` after the
@@ -104,7 +104,8 @@ def score_log(options: ScoreOptions, scorer: Scorer | None = None) -> Summary:
 
     Args:
         options: what to score, and how.
-        scorer: what scores the parts of the log; None: `options.threads` of this process.
+        scorer: gives what scores the parts of the log, asked once all else is known to be well; None:
+            `options.threads` of this process.
 
     Raises:
         InputError: an input is missing, damaged or has a bad line.
@@ -150,8 +151,8 @@ def score_log(options: ScoreOptions, scorer: Scorer | None = None) -> Summary:
             if summary is not None:
                 work.move_out()
                 return Summary.model_validate_json(summary)
-            scorer = scorer or partial(scored_parts, threads=options.threads)
-            return _run(options, plan, files, work, scorer, started)
+            with scorer or nullcontext(partial(scored_parts, threads=options.threads)) as ready:
+                return _run(options, plan, files, work, ready, started)
     except OSError as problem:
         where = f" ({problem.filename})" if problem.filename else ""
         raise BidmatchError(

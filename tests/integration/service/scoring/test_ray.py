@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -181,7 +182,7 @@ def test_folders_and_shards(small_bundle: Path, log: Path, tmp_path: Path, score
         unordered=True,
     )
     summary = score_log(options)
-    on_ray = score_log(options.model_copy(update={"output": tmp_path / "ray"}), scorer)
+    on_ray = score_log(options.model_copy(update={"output": tmp_path / "ray"}), nullcontext(scorer))
     assert on_ray.model_dump(exclude=TIMED) == summary.model_dump(exclude=TIMED)
     assert on_ray.files > 1
     files = {path.name: path.read_bytes() for path in (tmp_path / "local").iterdir()}
@@ -226,31 +227,45 @@ def _job(bundle: Path, folder: Path) -> tuple[Path, Job]:
     return copy, Job(folder / "q", range(1), 3, None, None)
 
 
-def test_without_ray_the_extra_is_named(small_bundle: Path, log: Path, tmp_path: Path) -> None:
-    arguments = [
-        "bidmatch",
-        "score",
-        "--bundle",
-        small_bundle,
-        "--input",
-        log,
-        "--output",
-        tmp_path / "m.csv",
-    ]
+@pytest.fixture
+def without_ray(small_bundle: Path, log: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """What `--engine ray` does where Ray is not installed; the output is `m.csv`."""
+    arguments = ["score", "--bundle", small_bundle, "--input", log, "--output", tmp_path / "m.csv"]
     code = f"""
 import sys
 sys.modules["ray"] = None
-sys.argv = {[*map(str, arguments), "--engine", "ray"]}
+sys.argv = {["bidmatch", *map(str, arguments), "--engine", "ray"]}
 from bidmatch.cli import main
 main()
 """
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 5, done.stderr
-    assert "pip install 'bidmatch[scale]'" in done.stderr
-    assert "Traceback" not in done.stderr
+
+
+def test_without_ray_the_extra_is_named(
+    without_ray: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    assert without_ray.returncode == 5, without_ray.stderr
+    assert "pip install 'bidmatch[scale]'" in without_ray.stderr
+    assert "Traceback" not in without_ray.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def in_the_way(tmp_path: Path) -> Path:
+    path = tmp_path / "m.csv"
+    path.write_text("mine")
+    return path
+
+
+def test_ray_is_asked_for_when_all_else_is_well(
+    in_the_way: Path, without_ray: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    assert without_ray.returncode == 1, without_ray.stderr
+    assert f"{in_the_way} already exists" in without_ray.stderr
+    assert in_the_way.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [in_the_way]
 
 
 @pytest.mark.parametrize(
