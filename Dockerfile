@@ -62,7 +62,8 @@ RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin bidm
     && install --directory --owner bidmatch --group bidmatch /bundles /live /training
 ENV PATH=/opt/bidmatch/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    PYTHONDONTWRITEBYTECODE=1
+    PYTHONDONTWRITEBYTECODE=1 \
+    ORT_DISABLE_TELEMETRY=1
 USER 10001
 ENTRYPOINT ["bidmatch"]
 
