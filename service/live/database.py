@@ -248,6 +248,8 @@ def _make(path: Path, schema: Schema) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Also where it is there: who made it may have been killed right after.
+        remove_partials(path)
         if path.is_symlink() or path.exists():
             return
         wal = _log_of(path)
@@ -257,7 +259,6 @@ def _make(path: Path, schema: Schema) -> None:
                 f"{path} is gone, but its log {wal.name} is still there",
                 hint=f"Restore {path.name}, or delete {wal.name} to start with nothing.",
             )
-        remove_partials(path)
         with TemporaryDirectory(prefix=f".{path.name}.", suffix=PARTIAL_SUFFIX, dir=folder) as aside:
             new = Path(aside) / path.name
             with closing(sqlite3.connect(new, isolation_level=None)) as connection:
