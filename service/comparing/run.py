@@ -30,7 +30,7 @@ from service.scoring.distinct import PART_QUERIES, LogCounts, write_distinct
 from service.scoring.layout import recognise
 from service.scoring.parts import each_part
 from service.scoring.queries import BadLines, read_log
-from service.scoring.source import find_inputs, open_log
+from service.scoring.source import find_inputs, open_log, refuse_among
 from service.scoring.writers import OutputFormat, Write, writer
 
 
@@ -82,6 +82,7 @@ def compare(options: CompareOptions) -> Comparison:
 def _output_form(options: CompareOptions, logs: list[Path], files: list[FileSide]) -> OutputFormat | None:
     if options.output is None:
         return None
+    refuse_among(options.output, [*options.logs, *(side.path for side in files)])
     inputs = [*logs, *(file for side in files for file in side.files)]
     bundles = [path for path in (options.a, options.b) if is_bundle(path)]
     return check_output(options.output, inputs, bundles, overwrite=options.overwrite)

@@ -133,7 +133,7 @@ def scattered(
         depth: of these tables' buckets.
     """
     folder.mkdir()
-    sizes = np.zeros(BUCKETS, np.int64)
+    sizes, counts = np.zeros(BUCKETS, np.int64), np.zeros(BUCKETS, np.int64)
     with ExitStack() as stack:
         writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
         for table in tables:
@@ -148,10 +148,11 @@ def scattered(
                     writers[number] = stack.enter_context(stream)
                 writers[number].write_table(rows)
                 sizes[number] += rows.nbytes
+                counts[number] += len(rows)
     for number in np.flatnonzero(sizes).tolist():
         path = _stream(folder, number)
         with pa.ipc.open_stream(str(path), options=_READ) as stream:
-            if sizes[number] <= _MOST_BYTES or depth == _DEEPEST:
+            if sizes[number] <= _MOST_BYTES or counts[number] == 1 or depth == _DEEPEST:
                 yield stream.read_all()
             else:
                 batches = (pa.Table.from_batches([batch]) for batch in stream)
@@ -221,16 +222,22 @@ def _reduced(table: pa.Table) -> pa.Table:
 
 def _write_parts(tables: Iterable[pa.Table], path: Path) -> int:
     """Sort each table by position, write all of them in batches of PART_QUERIES, return the rows."""
-    rows = 0
-    rest = _QUERY_SCHEMA.empty_table()
+    rows = held = 0
+    waiting: list[pa.Table] = []
     with pa.ipc.new_file(str(path), _QUERY_SCHEMA, options=_LZ4) as writer:
         for table in tables:
             ordered = table.select(["query", "count"]).take(pc.sort_indices(table["position"]))
-            rest = pa.concat_tables([rest, ordered]).combine_chunks()
-            whole = len(rest) // PART_QUERIES * PART_QUERIES
-            writer.write_table(rest.slice(0, whole), max_chunksize=PART_QUERIES)
-            # A copy, for a slice would keep all of the table alive.
-            rest = rest.take(np.arange(whole, len(rest)))
+            waiting.append(ordered)
             rows += len(ordered)
+            held += len(ordered)
+            # Long queries come a few at a time, and what waits is not to be copied for each.
+            if held >= PART_QUERIES:
+                gathered = pa.concat_tables(waiting).combine_chunks()
+                whole = len(gathered) // PART_QUERIES * PART_QUERIES
+                writer.write_table(gathered.slice(0, whole), max_chunksize=PART_QUERIES)
+                # A copy, for a slice would keep all of the table alive.
+                waiting = [gathered.take(np.arange(whole, len(gathered)))]
+                held -= whole
+        rest = pa.concat_tables([_QUERY_SCHEMA.empty_table(), *waiting]).combine_chunks()
         writer.write_table(rest, max_chunksize=PART_QUERIES)
     return rows

@@ -24,7 +24,7 @@ from service.scoring.layout import recognise
 from service.scoring.output import Summary, Tally, write_file, write_folder
 from service.scoring.parts import Job, Scorer, result_schema, scored_parts
 from service.scoring.queries import BadLines, read_log
-from service.scoring.source import find_inputs, open_log
+from service.scoring.source import find_inputs, open_log, refuse_among
 from service.scoring.work import InputRecord, Plan, Work, open_work
 from service.scoring.writers import format_of, name_end
 
@@ -194,12 +194,7 @@ def _output_end(options: ScoreOptions) -> str:
 
 def _refuse_input_as_output(options: ScoreOptions, files: list[Path]) -> None:
     output = options.output
-    for path in options.inputs:
-        if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
-            raise ConfigError(
-                f"{output} is in {path}, all of which is read: the next run would take it for queries",
-                hint="Name an output elsewhere.",
-            )
+    refuse_among(output, options.inputs)
     if not output.exists():
         return
     for file in files:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from bidmatch.base.errors import InputError
+from bidmatch.base.errors import ConfigError, InputError
 from bidmatch.base.input_files import EmptyFileError, Source, is_pattern, open_source
 
 _NO_DATA = "._"
@@ -53,13 +54,51 @@ def find_files(path: Path) -> list[Path]:
     return list(found)
 
 
+def refuse_among(output: Path, inputs: Iterable[Path]) -> None:
+    """Refuse an output that the next run over these folders and patterns would read.
+
+    Raises:
+        ConfigError: it lies in such a folder, or such a pattern matches it or a folder that it is in.
+    """
+    where = output.resolve()
+    for path in inputs:
+        if where.is_relative_to(path.resolve()) if path.is_dir() else _would_match(path, where):
+            raise ConfigError(
+                f"{output} is in {path}, all of which is read: the next run would take it for queries",
+                hint="Name an output elsewhere.",
+            )
+
+
+def _would_match(pattern: Path, where: Path) -> bool:
+    if pattern.exists() or not is_pattern(pattern):
+        return False
+    fixed, wildcards = _divided(pattern)
+    if not where.is_relative_to(fixed.resolve()):
+        return False
+    parts = where.relative_to(fixed.resolve()).parts
+    return any(_fits(parts[:end], wildcards) for end in range(1, len(parts) + 1))
+
+
+def _fits(parts: tuple[str, ...], wildcards: tuple[str, ...]) -> bool:
+    if not wildcards:
+        return not parts
+    if wildcards[0] == "**":
+        return _fits(parts, wildcards[1:]) or (bool(parts) and _fits(parts[1:], wildcards))
+    return bool(parts) and fnmatchcase(parts[0], wildcards[0]) and _fits(parts[1:], wildcards[1:])
+
+
+def _divided(pattern: Path) -> tuple[Path, tuple[str, ...]]:
+    """What comes before the first part with a wildcard, and the parts from there on."""
+    first = next(at for at, part in enumerate(pattern.parts) if is_pattern(Path(part)))
+    return Path(*pattern.parts[:first]), pattern.parts[first:]
+
+
 def _matches(pattern: Path) -> list[Path]:
-    fixed = next(at for at, part in enumerate(pattern.parts) if is_pattern(Path(part)))
-    wildcards = pattern.parts[fixed:]
-    found = sorted(Path(*pattern.parts[:fixed]).glob(str(Path(*wildcards))))
+    fixed, wildcards = _divided(pattern)
+    found = sorted(fixed.glob(str(Path(*wildcards))))
     if any(part[0] in _NO_DATA for part in wildcards):
         return found
-    return [one for one in found if not any(part[0] in _NO_DATA for part in one.parts[fixed:])]
+    return [one for one in found if not any(part[0] in _NO_DATA for part in one.parts[len(fixed.parts) :])]
 
 
 def _below(path: Path) -> Iterator[Path]:

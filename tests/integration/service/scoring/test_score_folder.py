@@ -311,7 +311,16 @@ def test_an_output_that_the_next_run_would_read_is_refused(
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "q.tsv").write_bytes(log.read_bytes())
-    for output, folder in ((logs / "m.tsv", None), (logs / "deep" / "m", OutputFolder())):
+    for given, output, folder in (
+        (logs, logs / "m.tsv", None),
+        (logs, logs / "deep" / "m", OutputFolder()),
+        (logs / "*", logs / "m.csv", None),
+        (logs / "*", logs / "deep" / "m", OutputFolder()),
+        (logs / "*.tsv", logs / "m.tsv", None),
+        (tmp_path / "l*" / "**" / "*.tsv", logs / "deep" / "deeper" / "m.tsv", None),
+    ):
         with pytest.raises(ConfigError, match="all of which is read"):
-            score(small_bundle, logs, output, folder=folder)
+            score(small_bundle, given, output, folder=folder)
     assert names(logs) == ["q.tsv"]
+    score(small_bundle, logs / "*.tsv", logs / "m.csv")
+    score(small_bundle, logs / "q*", tmp_path / "m", folder=OutputFolder())

@@ -157,3 +157,16 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     assert (few, many) == (50_000, 500_000)
     # In one table, 450,000 queries more would need some 300 MB more.
     assert much - little < 64 * 1024, f"{little} to {much} KiB"
+
+
+def test_a_row_is_not_divided_however_long_it_is(tmp_path: Path) -> None:
+    depths = []
+
+    def bucket(table: pa.Table, depth: int) -> np.ndarray:
+        depths.append(depth)
+        return np.arange(len(table)) % distinct.BUCKETS
+
+    long = pa.table({"key": pa.array(["a" * (2 * distinct._MOST_BYTES), "b"], pa.large_string())})
+    found = list(distinct.scattered([long], bucket, tmp_path / "scratch"))
+    assert [len(table) for table in found] == [1, 1]
+    assert depths == [0]
