@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from bidmatch.base.console import emit_json
+from bidmatch.base.processes import unwind_on_sigterm
 
 # The simulated log is learnt quickly; a real one wants its preset's own number.
 EPOCHS = 4
@@ -55,15 +53,10 @@ def command(
     from bidmatch.demo.run import Demo, run_demo, tables
     from bidmatch.evaluation import print_tables
 
-    # SystemExit unwinds, so the server is stopped; the default would leave it running.
-    signal.signal(signal.SIGTERM, _terminated)
+    unwind_on_sigterm()
     arguments = tuple(part for setting in (f"epochs={EPOCHS}", *settings) for part in ("--set", setting))
     report = run_demo(Demo(out, phrases, queries, seed, arguments))
     if as_json:
         emit_json(report)
     else:
         print_tables(tables(report))
-
-
-def _terminated(number: int, _frame: Any) -> None:
-    sys.exit(128 + number)

@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from bidmatch.base.console import emit_json, say
+from bidmatch.base.processes import unwind_on_sigterm
 from bidmatch.commands.score import existing_or_pattern
 
 _EPILOG = """\b
@@ -108,6 +109,7 @@ def command(
     from service.comparing.run import compare
     from service.settings import usable_cpus
 
+    unwind_on_sigterm()
     found = compare(
         CompareOptions(
             a=a,

@@ -12,6 +12,7 @@ import click
 from bidmatch.base.console import emit_json, say
 from bidmatch.base.errors import ConfigError
 from bidmatch.base.input_files import is_pattern
+from bidmatch.base.processes import unwind_on_sigterm
 
 if TYPE_CHECKING:
     from service.scoring.output import Summary
@@ -237,9 +238,10 @@ def command(
         restart=restart,
         overwrite=overwrite,
     )
+    unwind_on_sigterm()
     try:
         summary = score_log(options, _scorer(where, ray_address, actors, threads))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         say("stopped; what is scored is kept, and the same command goes on with it")
         raise
     if as_json:

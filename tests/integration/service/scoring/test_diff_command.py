@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -167,6 +170,45 @@ def test_outputs_that_are_refused(small_bundle: Path, log: Path, tmp_path: Path)
         assert done.returncode == code, done.stderr
         assert message in done.stderr
     assert log.read_text().startswith("query\t")
+
+
+def test_an_output_that_the_next_run_would_read_is_refused(
+    small_bundle: Path, scored: dict[str, Path], log: Path, tmp_path: Path
+) -> None:
+    logs, matches = tmp_path / "logs", tmp_path / "matches"
+    for folder, file in ((logs, log), (matches, scored["parquet"])):
+        folder.mkdir()
+        shutil.copy(file, folder)
+    for a, queries, output in (
+        (small_bundle, logs, logs / "changes.tsv"),
+        (small_bundle, logs / "*.tsv", logs / "changes.tsv"),
+        (matches, log, matches / "changes.tsv"),
+    ):
+        done = diff(a, small_bundle, "--queries", queries, "--output", output)
+        assert done.returncode == 2, done.stderr
+        assert "all of which is read" in done.stderr
+    assert len(list(logs.iterdir())) == len(list(matches.iterdir())) == 1
+
+
+def test_sigterm_leaves_nothing(small_bundle: Path, tmp_path: Path) -> None:
+    log, output, scratch = (
+        write_log(tmp_path / "log.tsv", log_queries(30_000)),
+        tmp_path / "out",
+        tmp_path / "t",
+    )
+    output.mkdir()
+    scratch.mkdir()
+    arguments = [small_bundle, small_bundle, "--queries", log, "--output", output / "changes.tsv"]
+    command = [sys.executable, "-m", "bidmatch", "diff", *map(str, arguments)]
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        while process.poll() is None and not any(output.iterdir()):
+            time.sleep(0.001)
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert "Traceback" not in said
+    assert list(output.iterdir()) == list(scratch.iterdir()) == []
 
 
 def test_ids_that_are_alike_by_chance(

@@ -99,13 +99,16 @@ def test_two_runs_on_one_output(start: Start, log: Path, tmp_path: Path) -> None
     assert pq.read_table(tmp_path / "m.parquet").num_rows > 0
 
 
-def test_ctrl_c_keeps_what_is_scored(start: Start, log: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_what_is_scored(
+    start: Start, log: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     arguments = ("--input", log, "--output", tmp_path / "m.parquet", "-k", 2, "--threads", 1, "--json")
     with start(*arguments) as process:
         _wait_for(tmp_path / ".m.parquet.work" / "parts" / "0000000.arrow", process)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate(timeout=120)
-    assert process.returncode == 130, said
+    assert process.returncode == code, said
     assert "the same command goes on with it" in said
     assert "Traceback" not in said
     assert not (tmp_path / "m.parquet").exists()
