@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bidmatch.base.errors import BidmatchError
+from bidmatch.base.errors import BidmatchError, ConfigError
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -46,6 +46,21 @@ def remove_partials(path: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
         else:
             left.unlink(missing_ok=True)
+
+
+def shown(path: Path) -> str:
+    """A path as text that can be written anywhere; bytes of a name that are no UTF-8 come as escapes."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
+
+
+def refuse_unspeakable(path: Path) -> None:
+    """Refuse an output whose name is no UTF-8: not all that write files can name it.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if shown(path) != str(path):
+        raise ConfigError(f"the name {shown(path)} is not UTF-8", hint="Name another output.")
 
 
 def refuse_existing(path: Path, *, overwrite: bool) -> None:

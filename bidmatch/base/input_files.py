@@ -331,12 +331,3 @@ def undecodable(source: Source, encoding: str) -> InputError:
         line=line,
         hint=hint,
     )
-
-
-def csv_reason(problem: str) -> str:
-    """What the csv module's error means to the one who wrote the file."""
-    if "field larger" in problem or "unexpected end" in problem:
-        return 'a quotation mark (") is opened and never closed'
-    if "expected after" in problem:
-        return 'a quotation mark (") stands in the middle of a text; inside quotes it must be doubled ("")'
-    return f"the line cannot be taken apart ({problem})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from typing import Any, BinaryIO
@@ -13,9 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bidmatch.base.input_files import csv_reason
+from bidmatch.base.tables import table_records
 from service.comparing.match_files import MatchFile, damaged
-from service.scoring.layout import table_reader
 from service.scoring.queries import CHUNK_ROWS, LINE_CHARS, BadLines, Lines
 
 SCHEMA = pa.schema(
@@ -51,21 +49,13 @@ def read_matches(file: MatchFile, bad: BadLines, advance: Callable[[int], None])
 
 
 def _table_rows(file: MatchFile, stream: BinaryIO, bad: BadLines) -> Iterator[_Row]:
-    csv.field_size_limit(LINE_CHARS)
     lines = Lines(file.source, file.encoding, stream, bad)
-    reader = table_reader(iter(lines), file.delimiter, file.quoted, strict=True)
     places = [None if name is None else file.headers.index(name) for name in astuple(file.columns)]
     headed, width = False, len(file.headers)
-    while True:
-        before = reader.line_num
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as problem:
-            bad.meet(file.source, lines.number - (reader.line_num - before) + 1, csv_reason(str(problem)))
+    for line, cells in table_records(lines.numbered(), file.delimiter, quoted=file.quoted):
+        if isinstance(cells, str):
+            bad.meet(file.source, line, cells)
             continue
-        line = lines.number - (reader.line_num - before) + 1
         if not any(cells) or not any(map(str.strip, cells)):
             continue
         if not headed:

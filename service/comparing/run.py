@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from bidmatch.base.console import progress
 from bidmatch.base.errors import ConfigError
-from bidmatch.base.files import atomic_file
+from bidmatch.base.files import atomic_file, shown
 from service.comparing.answers import no_answers, pair
 from service.comparing.changes import change_schema, change_table, check_output
 from service.comparing.examples import TopExamples
@@ -116,8 +116,8 @@ def _compare(
     sums, examples, phrases = _sum_up(options, a, b, queries, counts.distinct, form, scratch)
     ids = _bundle_id(a), _bundle_id(b)
     return Comparison(
-        a=str(options.a),
-        b=str(options.b),
+        a=shown(options.a),
+        b=shown(options.b),
         bundle_a=ids[0],
         bundle_b=ids[1],
         same_bundle=ids[0] is not None and ids[0] == ids[1],

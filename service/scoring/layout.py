@@ -217,6 +217,8 @@ def _table_or_lines(source: Source, head: str, query_column: str | None, encodin
         column = cells[at].strip() if headed else str(at + 1)
     elif start is not None and (delimiter != "\t" or reads_like_a_header(start[1].cells)):
         raise _no_query_column(source, start[1].cells, start[1].line)
+    elif delimiter == "\t" and _names_others(cells):
+        raise _no_query_column(source, cells, line)
     elif delimiter == "\t" and len(cells) > 1:
         at, header_lines, column = 0, line - 1, "1"
     elif len(cells) > 1 and ".csv" in source.path.suffixes:
@@ -239,6 +241,12 @@ def _table_or_lines(source: Source, head: str, query_column: str | None, encodin
     if ".csv" in source.path.suffixes or any(one.startswith('"') for one in head.splitlines()):
         return Layout("table", name, column, encoding, "\x1f", True, 0, 1, header_lines)
     return Layout("lines", name, column, encoding, header_lines=header_lines)
+
+
+def _names_others(cells: list[str]) -> bool:
+    """Whether a first row without a query's name is a header line all the same: `keyword`, `clicks`."""
+    names = {canonical(cell) for cell in cells[1:]}
+    return bool(names & {*_OTHER_NAMES}) and not any(name.isdecimal() for name in names)
 
 
 def _table_start(head: str, query_column: str | None) -> tuple[str, Table] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +18,9 @@ import pyarrow.parquet as pq
 
 from bidmatch.base.console import say
 from bidmatch.base.errors import InputError
-from bidmatch.base.input_files import Source, csv_reason
-from service.scoring.layout import Layout, recognise, table_reader
+from bidmatch.base.input_files import Source
+from bidmatch.base.tables import table_records
+from service.scoring.layout import Layout, recognise
 from service.scoring.reports import ReportRows
 from service.scoring.source import open_log
 
@@ -270,6 +270,11 @@ class Lines:
                 hint=_ENCODING,
             ) from problem
 
+    def numbered(self) -> Iterator[tuple[int, str]]:
+        """Each line with its number."""
+        for text in self:
+            yield self.number, text
+
 
 def _chunks(source: Source, layout: Layout, lines: Lines, bad: BadLines) -> Iterator[pa.Array]:
     """Chunks of queries, those that are no text in the encoding left to `bad`."""
@@ -316,23 +321,15 @@ def _line_rows(layout: Layout, lines: Lines) -> Iterator[tuple[int, str]]:
 
 
 def _table_rows(source: Source, layout: Layout, lines: Lines, bad: BadLines) -> Iterator[tuple[int, str]]:
-    csv.field_size_limit(LINE_CHARS)
     report = ReportRows(layout.headers, layout.position) if layout.headers else None
-    texts = iter(lines)
+    texts = lines.numbered()
     while lines.number < layout.header_lines and next(texts, None) is not None:
         pass
-    reader = table_reader(texts, layout.delimiter, layout.quoted, strict=True)
     width, position = layout.width, layout.position
-    while True:
-        before = reader.line_num
-        try:
-            cells = next(reader)
-        except StopIteration:
-            break
-        except csv.Error as problem:
-            bad.meet(source, lines.number - (reader.line_num - before) + 1, csv_reason(str(problem)))
+    for line, cells in table_records(texts, layout.delimiter, quoted=layout.quoted):
+        if isinstance(cells, str):
+            bad.meet(source, line, cells)
             continue
-        line = lines.number - (reader.line_num - before) + 1
         if report is not None:
             if not any(cell.strip() for cell in cells) or report.apart(cells):
                 continue

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from bidmatch.base.console import say
 from bidmatch.base.errors import BidmatchError, ConfigError
-from bidmatch.base.files import PARTIAL_SUFFIX, atomic_file, fsync_path, remove_partials
+from bidmatch.base.files import PARTIAL_SUFFIX, atomic_file, fsync_path, remove_partials, shown
 from service.scoring.output import Written
 
 _FORMAT = 2
@@ -45,7 +45,7 @@ class InputRecord(BaseModel):
             stream.seek(max(0, state.st_size - _SAMPLE_BYTES))
             digest.update(stream.read(_SAMPLE_BYTES))
         return cls(
-            path=str(path.resolve()),
+            path=shown(path.resolve()),
             bytes=state.st_size,
             modified_ns=state.st_mtime_ns,
             sample_sha256=digest.hexdigest(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from bidmatch.base.errors import InputError
-from bidmatch.base.input_files import Source, csv_reason, undecodable
+from bidmatch.base.input_files import Source, undecodable
+from bidmatch.base.tables import table_records
 from trainer.data.collect import Batch, Collector
 from trainer.data.columns import PHRASE, QUERY, Layout, canonical, log_layout, positional_layout
 from trainer.data.numbers import parse_number
@@ -51,20 +51,8 @@ def split_rows(lines: Iterator[str], delimiter: str, quoted: bool) -> Iterator[t
     """(first line, cells) of each record; (line, reason) where a record cannot be taken apart. Blank lines
     are passed over.
     """
-    csv.field_size_limit(1 << 20)
-    reader = csv.reader(
-        lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE, strict=True
-    )
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as problem:
-            yield line, csv_reason(str(problem))
-            continue
-        if len(cells) > 1 or (cells and cells[0].strip()):
+    for line, cells in table_records(enumerate(lines, 1), delimiter, quoted=quoted):
+        if isinstance(cells, str) or len(cells) > 1 or (cells and cells[0].strip()):
             yield line, cells
 
 

@@ -128,6 +128,21 @@ def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.001)
 
 
+def test_names_that_are_not_utf_8(start: Start, tmp_path: Path) -> None:
+    """A log may have one; an output may not, and it is said."""
+    log = tmp_path / os.fsdecode(b"caf\xe9.tsv")
+    log.write_text("query\nred shoes\n")
+    with start("--input", log, "--output", tmp_path / "m.csv") as process:
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    with start("--input", log, "--output", tmp_path / os.fsdecode(b"\xe9.csv")) as process:
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 2, said
+    assert "the name" in said
+    assert "is not UTF-8" in said
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_help_shows_an_example() -> None:
     command = [sys.executable, "-m", "bidmatch", "score", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ)).stdout

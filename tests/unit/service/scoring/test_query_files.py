@@ -106,6 +106,12 @@ def test_quotation_marks_of_a_query_are_no_quotes_of_a_tsv(tmp_path: Path) -> No
     assert read(path)[0] == ['red "shoes" kids', "boots"]
 
 
+def test_a_first_row_that_is_no_header_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("dates\tdate\t3\nboots\tp\t1\n")
+    assert read(path)[0] == ["dates", "boots"]
+
+
 def test_blank_lines_of_plain_text_are_empty_queries(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("red\n\n  \nboots\n")
@@ -130,7 +136,7 @@ def test_other_encodings(tmp_path: Path) -> None:
         (b"query\tn\nred\t1\ncaf\xe9\t1\n", 3, "is no UTF-8 text", 1),
         (b"red\nblue\ncaf\xe9\ngreen\n", 3, "is no UTF-8 text", 3),
         (b'query,n\nred,1\n"blu"e,1\ngreen,2\n', 3, "stands in the middle", 2),
-        (b'query,n\nred,1\n"blue,1\ngreen,2\n', 3, "opened and never closed", 1),
+        (b'query,n\nred,1\n"blue,1\ngreen,2\n', 3, "opened and never closed", 2),
         (b'{"query": "red"}\n\n{"query": "blue"\n', 3, "is not valid JSON", 1),
         (b'{"query": "red"}\n{"query": 5}\n{"query": null}\n', 2, "the query is no text but 5", 2),
         (b'{"query": "red"}\n{"q": "blue"}\n', 2, "no JSON object with the field 'query'", 1),
@@ -158,6 +164,7 @@ def test_a_bad_line_stops_or_is_skipped(
     ("name", "content", "reason"),
     [
         ("a.csv", b"day,what\n1,red shoes\n", "no column is named as the query"),
+        ("a.tsv", b"keyword\tcount\nred shoes\t1\n", "no column is named as the query"),
         ("a.jsonl", b'{"a": 1}\n', "no column is named as the query"),
         ("a.jsonl", b'{"a": }\n', "not valid JSON"),
         ("a.jsonl", b'{"query": "red"\n', "not valid JSON"),

@@ -301,6 +301,13 @@ def test_a_bad_line_stops_with_its_number_or_is_counted(read, case):
     assert next(iter(log.report.skipped)).startswith("bad line: ")
 
 
+def test_a_quote_that_is_never_closed_takes_no_other_line_with_it(read):
+    content = 'query,phrase\na,x\n"b,y\n' + "".join(f"c{number},z\n" for number in range(2000))
+    pairs, log = read(content, bad_lines="skip")
+    assert len(pairs) == 2001
+    assert sum(log.report.skipped.values()) == 1
+
+
 def test_first_of_several_bad_lines_is_named(read):
     with pytest.raises(InputError) as caught:
         read("a\tx\t1\n\tx\t1\nb\n")
