@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done; 1 failed; 2 wrong option or setting; 3 input data; 4 damaged bundle or "
-    "checkpoint; 5 a package is missing; 130 interrupted.",
+    "checkpoint; 5 a package is missing; 130 interrupted; 143 terminated.",
 )
 @click.version_option(__version__, prog_name="bidmatch")
 def bidmatch() -> None:

@@ -53,7 +53,7 @@ def shown(path: Path) -> str:
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
-def refuse_unspeakable(path: Path) -> None:
+def refuse_name_not_utf8(path: Path) -> None:
     """Refuse an output whose name is no UTF-8: not all that write files can name it.
 
     Raises:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from bidmatch.base.errors import ConfigError
-from bidmatch.base.files import refuse_existing, refuse_inside, refuse_unspeakable
+from bidmatch.base.files import refuse_existing, refuse_inside, refuse_name_not_utf8
 from service.comparing.answers import Answers, Pair
 from service.scoring.writers import OutputFormat, format_of, name_end
 
@@ -73,7 +73,7 @@ def check_output(output: Path, inputs: list[Path], bundles: list[Path], *, overw
         ConfigError: its name says no format, or it is a folder or an input.
         BidmatchError: it is there already, or inside a bundle.
     """
-    refuse_unspeakable(output)
+    refuse_name_not_utf8(output)
     if output.is_dir():
         raise ConfigError(f"{output} is a folder", hint="Name the file to write.")
     end = name_end(output)

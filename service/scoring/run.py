@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bidmatch.base.console import Step, progress, say
 from bidmatch.base.errors import BidmatchError, ConfigError
-from bidmatch.base.files import atomic_file, refuse_inside, refuse_unspeakable
+from bidmatch.base.files import atomic_file, refuse_inside, refuse_name_not_utf8
 from export.bundle.read import read_manifest
 from service.engine import Engine, EngineSettings
 from service.memory import give_back
@@ -163,7 +163,7 @@ def score_log(options: ScoreOptions, scorer: AbstractContextManager[Scorer] | No
 
 def _output_end(options: ScoreOptions) -> str:
     """The end of the output's name, or of its files' names, which says the format."""
-    refuse_unspeakable(options.output)
+    refuse_name_not_utf8(options.output)
     end = name_end(options.output)
     if options.folder is not None:
         format_of(options.folder.format)

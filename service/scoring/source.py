@@ -62,7 +62,8 @@ def refuse_among(output: Path, inputs: Iterable[Path]) -> None:
     """
     where = output.resolve()
     for path in inputs:
-        if where.is_relative_to(path.resolve()) if path.is_dir() else _would_match(path, where):
+        among = where.is_relative_to(path.resolve()) if path.is_dir() else _would_match(path, where)
+        if among:
             raise ConfigError(
                 f"{output} is in {path}, all of which is read: the next run would take it for queries",
                 hint="Name an output elsewhere.",
